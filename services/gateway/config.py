@@ -72,7 +72,8 @@ class FleetConfig(_Section):
     """Time for which a new request waits if no sampler is available, for example because all have left the fleet. The
     request is then refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Maximum number of a tenant's waiting requests at each sampler. Once all have that many, others are refused."""
+    """Maximum number of a tenant's waiting requests at each sampler. Once all samplers have that many, further requests
+    are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
     """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''
@@ -217,8 +218,8 @@ class GatewayConfig(ServiceConfig):
     metric_points_per_run: int = Field(default=1_000_000, ge=1)
     """Maximum number of values of metrics that are stored for a run."""
     rollout_bytes_per_run: int = Field(default=256 << 20, ge=1 << 10)
-    """Maximum size of the rollouts that are stored for a run, compressed. The oldest ones are removed when it is
-    reached."""
+    """Maximum size of the rollouts that are stored for a run, compressed. When a run reaches it, its oldest rollouts
+    are removed."""
     exports: ExportsConfig = ExportsConfig()
     http_listen: HttpAddress = ''
     """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""

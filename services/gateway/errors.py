@@ -79,9 +79,9 @@ class RunDataDamaged(DataLoss):
     kind: str
 
 
-@domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; it may have been removed for newer ones')
+@domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; old ones are removed when a run is full')
 class RolloutNotFound(NotFound):
-    """The run has no such rollout, or it was removed for newer ones."""
+    """The run has no such rollout, or the rollout was removed to make room for newer ones."""
 
     rollout_id: str
 
@@ -94,9 +94,9 @@ class RolloutsTooLarge(QuotaExceeded):
     """The groups that a request changes have more bytes than a run or a request may have."""
 
 
-@domain_error('TRACE_NOT_FOUND', 'no trace {trace_id!r}; only traces that the newest spans belong to are stored')
+@domain_error('TRACE_NOT_FOUND', 'no trace {trace_id!r}; only the newest spans are stored')
 class TraceNotFound(NotFound):
-    """No span of the trace is stored that the caller may see."""
+    """No stored span of the trace is visible to the caller."""
 
     trace_id: str
 

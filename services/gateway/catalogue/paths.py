@@ -1,7 +1,7 @@
 """Paths of saved weights in the forms of Tinker and Twinkle; only this module converts between them.
 
 A Tinker path is `tinker://{run}/{kind}/{name}`; a native path is `twinkle://{run}/weights/{name}`. Tinker has a
-namespace for each kind. Twinkle has one namespace, so a native name ends in a suffix for the kind: none, `.sampler` or
+namespace for each kind. Twinkle has one namespace, so the end of a native name shows the kind: no suffix, `.sampler` or
 `.external`. Each `parse_` function raises InvalidField for `field` if the value is invalid.
 """
 

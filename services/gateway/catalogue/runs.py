@@ -1,4 +1,4 @@
-"""Operations on runs, and what operations on their metrics and rollouts share."""
+"""Operations on runs, and code that the operations on their metrics and rollouts share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,16 +38,16 @@ class Runs:
 
 
 class TenantTurns:
-    """Lets each tenant read or store the content of one run at a time, because it may take 100 MB and a second.
+    """Lets each tenant read or store the content of one run at a time; one call may take 100 MB and a second.
 
-    Concurrency: calls of a tenant wait in the order in which they arrived, and not for those of other tenants.
+    Concurrency: calls of one tenant run in the order of arrival. Calls of different tenants do not wait for each other.
     """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, tenant_id: str) -> asyncio.Lock:
-        """Return the lock that a call of the tenant holds meanwhile."""
+        """Return the lock that a call of the tenant holds while it runs."""
         return self._locks.setdefault(tenant_id, asyncio.Lock())
 
 

@@ -1,8 +1,8 @@
 """Forwards gRPC-Web calls to the gateway's own gRPC server, without parsing their messages.
 
 The call passes all interceptors of the server. The metadata consists of the verified key, the request id and the trace;
-no other header of the browser is forwarded, so it cannot set an identity. A call reads the next message only after the
-browser's connection has accepted the previous one.
+no other header of the browser is forwarded, so a browser cannot set an identity. A call reads the next message only
+after the browser's connection has accepted the previous one.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _WebResponse:
 
 
 async def _write_message(call: HttpCall, message: bytes) -> None:
-    """Write a message, whose bytes and frame are counted while the browser receives it."""
+    """Write a message; its bytes and its frame are counted while the browser receives them."""
     call.release_body()
     await call.reserve_body(2 * len(message))
     # An error cannot be written inside a frame.

@@ -69,7 +69,7 @@ class AppFiles:
     """Files of the web app by name. Names in requests are only looked up, and never become paths."""
 
     def __init__(self, folder: Path) -> None:
-        """Read all files below `folder`. NAME.gz is the compressed content of NAME, and has no name itself."""
+        """Read all files below `folder`. NAME.gz is the compressed content of NAME, and cannot be requested itself."""
         paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob('*') if path.is_file()}
         self._files = {
             name: _File(
@@ -87,7 +87,7 @@ class AppFiles:
 
         Args:
             name: Path below the folder, with '/' between its parts.
-            accept_encoding: Header of this name.
+            accept_encoding: Value of the header `accept-encoding`.
         """
         if name == INDEX and INDEX not in self._files:
             return BytesResponse(_NOT_BUILT.encode(), _TYPES['.txt'], {'cache-control': _NO_STORE}, 503)

@@ -44,7 +44,7 @@ def open_console(
     checkpoints: GrpcCheckpoints,
     clock: Clock,
 ) -> list[Route]:
-    """Return the routes of the console, which call `server` through a private socket; none if the console is disabled.
+    """Return the routes of the console, which call `server` through a private socket; [] if the console is disabled.
 
     Args:
         config: Configuration of the gateway.

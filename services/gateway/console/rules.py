@@ -18,7 +18,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Credential:
-    """API key with which a call of a browser or a program acts."""
+    """API key of a call by a browser or a program."""
 
     secret: str = field(repr=False)
     expire_time: datetime = _NEVER
@@ -38,7 +38,7 @@ class Credential:
 
 
 def session_end(now: datetime, *key_ends: datetime | None) -> datetime:
-    """Return the end of a session in whole seconds; it begins at `now`, and its key ends at one of `key_ends`."""
+    """Return the end, in whole seconds, of a session that begins at `now`; the earliest of `key_ends` limits it."""
     end = min([now + SESSION_TIME, *(moment for moment in key_ends if moment is not None)])
     return end.replace(microsecond=0)
 
@@ -63,14 +63,14 @@ def check_origin(headers: Mapping[str, str]) -> None:
     """Refuse a request that a browser sends for a page of another site. Programs send no `Origin`.
 
     Raises:
-        InvalidField: the header `Origin` names another host or port than the header `Host`.
+        InvalidField: the header `Origin` names a different host or port than the header `Host`.
     """
     origin = headers.get('origin')
     if origin is None:
         return
     host = headers.get('host', '')
     if not host or origin.partition('://')[2].lower() != host.lower():
-        raise InvalidField('origin', 'must equal the host; open the console there, and let proxies preserve Host')
+        raise InvalidField('origin', 'must equal the host; open the console there, and configure proxies to keep it')
 
 
 def uses_tls(headers: Mapping[str, str], scheme: str) -> bool:

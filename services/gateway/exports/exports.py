@@ -68,8 +68,9 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: the id of the request that created an export returns it, even if the checkpoint has been deleted.
-        A request that equals an unfinished export in checkpoint state, target, visibility and token returns that one.
+        Idempotency: a request with the id of an earlier request returns the export of that request, even if the
+            checkpoint has been deleted. A request with the checkpoint state, target, visibility and token of an
+            unfinished export returns that export.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing, superfluous or malformed.
@@ -114,7 +115,7 @@ class Exports:
 
     async def _add(self, export: Export, token: str) -> Export:
         def is_same(other: Export) -> bool:
-            return other.is_same_push(export) and self._token_of(other) == token
+            return other.is_same_export(export) and self._token_of(other) == token
 
         stored = await self._store.add_if_absent(export, is_same=is_same, max_unfinished=MAX_UNFINISHED)
         self._notifier.notify()

@@ -74,10 +74,10 @@ class Export:
         own = (self.checkpoint_path, self.target, self.is_private)
         return own == (request.checkpoint_path, request.target, request.is_private)
 
-    def is_same_push(self, other: 'Export') -> bool:
+    def is_same_export(self, other: 'Export') -> bool:
         """Return whether both exports send the same state of a checkpoint to the same target with equal visibility."""
-        pushes = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
-        return pushes[0] == pushes[1]
+        compared = [(item.checkpoint_path, item.digest, item.target, item.is_private) for item in (self, other)]
+        return compared[0] == compared[1]
 
 
 @dataclass(frozen=True)

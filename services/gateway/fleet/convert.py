@@ -67,7 +67,7 @@ def address_from_proto(address: str, *, peer: str) -> str:
             raise InvalidField('replica.address', f'{host[:80]!r} is neither a host name nor an IP address') from error
         return f'{host}:{int(port)}'
     if (number.version == 6) != host.startswith('['):
-        raise InvalidField('replica.address', 'must have brackets around an IPv6 host and no other, as in [::1]:9000')
+        raise InvalidField('replica.address', 'must have brackets around an IPv6 host only, as in [::1]:9000')
     if number.is_unspecified:
         number = peer_host or ipaddress.ip_address('127.0.0.1')
     elif number.is_loopback and peer_host is not None and not peer_host.is_loopback:

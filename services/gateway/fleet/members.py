@@ -25,7 +25,7 @@ class Membership:
         """Number of open calls by address."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
-        """Set at the next change, which replaces it by a new event."""
+        """Set at the next change, which also creates a new event."""
         self.is_closing = asyncio.Event()
         """Set when the gateway begins to stop; watches and leases then finish."""
 

@@ -46,7 +46,7 @@ class MethodHandlers(grpc.GenericRpcHandler):
         return {name[1:]: True for name in self.handlers}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler, or None if it has none."""
+        """Return the method's handler, or None for an unknown method."""
         return self.handlers.get(handler_call_details.method)
 
 

@@ -154,7 +154,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
 
 
 def _copy_support(own: messages.ServiceInfo, others: Sequence[messages.ServiceInfo]) -> None:
-    """Set `is_supported` of each method in `own` that other services list too: whether one of them supports it."""
+    """Set `is_supported` of the methods in `own` that `others` also list to whether one of `others` supports them."""
     support: dict[str, bool] = {}
     for item in (item for info in others for item in info.methods):
         support[item.method] = support.get(item.method, False) or item.is_supported

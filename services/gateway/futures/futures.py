@@ -83,7 +83,7 @@ class Futures:
 
         Raises:
             RequestIdReused: the key was used for a different request.
-            QueueFull: the tenant, or all tenants together, have too many unfinished futures, or too large requests.
+            QueueFull: the tenant, or all tenants together, have too many unfinished futures or request bytes.
             QuotaExceeded: the future samples, and its tenant has too many samples in flight or is over its token rate.
             Draining: this gateway is shutting down.
             ServiceUnreachable, DiskFull: the request could not be stored.

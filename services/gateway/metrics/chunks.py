@@ -25,7 +25,7 @@ CHUNK_POINTS = 1024
 
 
 def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time_us: int) -> dict[ChunkKey, Points]:
-    """Return points by the chunk that they belong to. Of points with one name and step, the last one is kept.
+    """Return points by the chunk that they belong to. Of points with the same name and step, the last one is kept.
 
     Args:
         points: new points.
@@ -41,14 +41,15 @@ def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time
 
 
 def merged(key: ChunkKey, stored: bytes, new: Points) -> dict[ChunkKey, Points]:
-    """Return a chunk after `new` points were added, divided if it is too long; they replace stored ones of one step."""
+    """Return a chunk with `new` points, divided if it is too long; a new point replaces the stored one of its step."""
     before = np.frombuffer(stored, POINT)
     both = np.concatenate([before, new])[::-1]
     # Of equal steps, `unique` returns the first index, which is that of the new point.
     points = both[np.unique(both['step'], return_index=True)[1]]
     if len(points) <= CHUNK_POINTS:
         return {key: points}
-    # Points that follow all stored ones fill the chunk. Otherwise, more points may be inserted, so both parts get room.
+    # Points that follow all stored ones fill the chunk. Otherwise, more points may be inserted later, so both parts
+    # keep room for them.
     is_appended = not len(before) or new['step'][0] > before['step'][-1]
     length = CHUNK_POINTS if is_appended else -(-len(points) // (len(points) // CHUNK_POINTS + 1))
     parts = [points[begin : begin + length] for begin in range(0, len(points), length)]

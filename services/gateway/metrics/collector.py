@@ -1,7 +1,7 @@
 """Stores the metrics that the model services report, at short intervals.
 
 A report is stored once, even with several gateways. The model service sends the last reports of a run again after each
-change, so reports are lost only if no gateway has followed it for several steps of the run.
+change, so reports are lost only if no gateway has followed the model service for several steps of the run.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class MetricCollector:
             self._waiting_count += len(new)
 
     async def mark_deleted(self, key: EntryKey, *, moment: datetime) -> None:
-        """Delete the last number of a deleted run. Reports that wait are still stored."""
+        """Delete the last number of a deleted run. Its waiting reports are still stored."""
         self._last_numbers.pop(key, None)
         self._refused.discard(key)
 

@@ -30,7 +30,7 @@ class Metrics:
             runs: runs of all tenants.
             clock: clock of the times of storage.
             limits_of: returns the limits of a tenant.
-            turns: turns of reads, which watches also take.
+            turns: locks that serialize the reads of each tenant; watches use the same locks.
             pause: sleeps for some seconds.
         """
         self._store = store

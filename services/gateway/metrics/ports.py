@@ -11,15 +11,15 @@ from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Rep
 class MetricStore(Protocol):
     """Stores the points of runs.
 
-    Each change of a run has a revision, which is larger than that of the previous one: the time of storage of its
-    points in microseconds, or the next number if the clock of a gateway is late. A point is therefore new for a reader
-    that knows all points up to a revision if its time is larger.
+    Each change of a run's points has a revision: the time of the change in microseconds, or the previous revision plus
+    one if that is larger, because clocks of gateways may differ. A reader that has all points up to a revision lacks
+    only points with a larger time of storage.
     """
 
     async def save(
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, limits: PointLimits
     ) -> None:
-        """Store points; a point with the name and step of a stored one replaces it, and the last of several counts.
+        """Store points; a point replaces a stored or earlier point with the same name and step.
 
         Raises:
             MetricsFull: the run would have more points than `limits` or `MAX_NAMES` names; nothing is stored.
@@ -31,7 +31,7 @@ class MetricStore(Protocol):
     async def save_reports(
         self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, limits: PointLimits
     ) -> None:
-        """Store the points of those reports that follow the last stored one, in one transaction.
+        """Store the points of the reports that follow the last stored report, in one transaction.
 
         Raises:
             MetricsFull, TenantMetricsFull, RunDataDamaged: see `save`; nothing is stored.
@@ -55,7 +55,8 @@ class MetricStore(Protocol):
     ) -> Sequence[Series] | None:
         """Return the selected points with revisions from `after` + 1 to `until`.
 
-        Points that were replaced after `until` are omitted. Returns None if there are too many for an update.
+        Points that were replaced after `until` are omitted. The result is None if there are too many points for an
+        update.
 
         Raises:
             RunDataDamaged: the stored points of the run cannot be read.

@@ -25,10 +25,10 @@ from services.kit.worker import Threads
 _log = structlog.get_logger('metrics')
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WRITERS = 2
-"""Number of transactions that store points at the same time. The others wait without a connection to the database."""
+"""Maximum number of transactions that store points at the same time. Others wait without a database connection."""
 _COUNTS = ('point_count', 'name_count', 'sequence_number', 'revision')
 _READERS = 2
-"""Number of reads whose rows are in memory at the same time: the points of a run may take 24 MB."""
+"""Maximum number of reads whose rows are in memory at the same time: the points of a run may take 24 MB."""
 _RUNS_AT_ONCE = 500
 """Maximum number of runs in one statement."""
 
@@ -63,7 +63,7 @@ class MetricChunkRow(Base):
 
 
 class MetricTenantRow(Base):
-    """Table of the number of points of all runs of a tenant. Transactions lock its row after those of runs."""
+    """Table of the number of points of each tenant. Transactions lock the rows of runs before the tenant's row."""
 
     __tablename__ = 'metric_tenants'
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
@@ -198,7 +198,7 @@ class SqlEndedMetrics(SqlEndedRunRows):
     content_row = MetricChunkRow
 
     async def before_removal(self, connection: AsyncConnection, run: EntryKey) -> None:
-        """Subtract the points of the run from those of its tenant."""
+        """Subtract the number of points of the run from the number of its tenant."""
         count = await connection.scalar(select(MetricRunRow.point_count).where(is_of_run(MetricRunRow, run)))
         await _count(connection, run[0], -(count or 0))
 
@@ -241,7 +241,7 @@ async def _count(connection: AsyncConnection, tenant_id: str, added: int, *, lim
     """Add to the number of points of a tenant, whose row stays locked until the end of the transaction.
 
     Raises:
-        TenantMetricsFull: points are added, and there are more than `limit` then.
+        TenantMetricsFull: points are added, and the tenant would have more than `limit`.
     """
     if not added:
         return

@@ -40,14 +40,14 @@ class _WatchedRun:
     new_series: Sequence[Series] = ()
     """Points with revisions from `new_after` + 1 to `revision`."""
     new_after: int | None = None
-    """None if there are too many points to keep, or before the first change."""
+    """Revision before the kept points; None if there are too many points to keep, or before the first change."""
     failure: Callable[[str], DomainError] | None = None
     """Creates the error that ends the watches of the run."""
 
 
 @dataclass
 class _Watcher:
-    """The runs of a watch, and the points that it has."""
+    """The runs of a watch, and the points that the watcher has received."""
 
     wanted: MetricFilter
     known: dict[EntryKey, int | None]
@@ -179,7 +179,7 @@ class MetricWatches:
         _wake(run)
 
     async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
-        """Return the first update of a run, or the points that the watcher does not have, if any."""
+        """Return the first update of a run, or the points that the watcher does not have; None if there are none."""
         if self._is_closing:
             raise Draining()
         known = watcher.known[key]

@@ -58,7 +58,7 @@ class MessageWriter:
         return {**head, 'twinkle': attribution(self._model, self._usage)}
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[_Event, None]:
-        """Yield the events of the response; the first one follows the first delta, so that refusals have a status."""
+        """Yield the events. They begin after the first delta, so that earlier errors have an HTTP status."""
         is_begun = False
         end: Mapping[str, Any] = {}
         async for delta in deltas:

@@ -25,7 +25,7 @@ from services.kit.errors import InvalidField
 
 _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='output_config')
 _CHOICES = {'auto': 'auto', 'none': 'none', 'any': 'required', 'tool': 'function'}
-"""Choices of OpenAI's API by the type with the same meaning."""
+"""Choices of OpenAI's API by the type of Anthropic's choice with the same meaning."""
 
 
 class CacheControl(JsonModel):
@@ -116,7 +116,7 @@ class UserLabel(JsonModel):
 
 
 class ThinkingOff(JsonModel):
-    """Setting of the model's thought."""
+    """Setting that disables the thinking of the model."""
 
     type: Literal['disabled']
 
@@ -195,7 +195,7 @@ def _texts(blocks: Iterable[TextBlock]) -> Iterator[str]:
 
 
 def _messages(given: Any, path: str) -> list[ChatMessage]:
-    """Return the messages of a chat that a message becomes: results of calls, then one with the text and the calls."""
+    """Convert a message to chat messages: one for each result of a call, and then one with the text and the calls."""
     item = read_model(BlockMessage, given, path=path)
     value: Any = parts_of(item.content)
     if not isinstance(value, list) or not value:

@@ -1,4 +1,4 @@
-"""Request bodies of completions, and the parameters that chat completions share. Unsupported ones are refused."""
+"""Request bodies of completions, and the parameters that chat completions share. Unsupported parameters are refused."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -45,7 +45,7 @@ def shallow(value: dict[str, Any]) -> dict[str, Any]:
     """Return an object that is nested at most `MAX_DEPTH` levels deep.
 
     Raises:
-        ValueError: it is nested more deeply.
+        ValueError: the object is nested more deeply.
     """
     if not is_shallow(value, MAX_DEPTH):
         raise ValueError(f'must be nested at most {MAX_DEPTH} levels deep')
@@ -136,7 +136,7 @@ class CompletionBody(SamplingBody):
     """Body of `/v1/completions`."""
 
     prompt: Any
-    """A string, a list of strings, a list of tokens, or a list of such token lists; checked when it is converted."""
+    """A string, a list of strings, a list of tokens, or a list of lists of tokens; checked when it is converted."""
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: TopLogprobCount | None = None
     echo: bool = False

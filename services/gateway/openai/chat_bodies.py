@@ -69,7 +69,7 @@ class ToolCall(JsonModel):
 
 
 def parts_of(content: Any) -> Any:
-    """Return a text as a list of one part; anything else is returned unchanged."""
+    """Convert a text to a list of one part, and return any other value unchanged."""
     return [{'type': 'text', 'text': content}] if isinstance(content, str) else content
 
 
@@ -173,7 +173,7 @@ class ToolChoice(JsonModel):
 
 
 def choice_of(value: Any) -> Any:
-    """Return the name of a choice as an object with this type; anything else is returned unchanged."""
+    """Convert a text to an object with this type, and return any other value unchanged."""
     return {'type': value} if isinstance(value, str) else value
 
 
@@ -185,7 +185,7 @@ def check_system_roles(roles: Sequence[str], path: str) -> None:
         path: field of the messages.
 
     Raises:
-        InvalidField: a system or developer message is after a different one.
+        InvalidField: a system or developer message follows a message with another role.
     """
     is_system = [role in {'system', 'developer'} for role in roles]
     leading = is_system.index(False) if False in is_system else len(roles)

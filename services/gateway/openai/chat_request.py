@@ -67,7 +67,7 @@ def conversation_request(
     """
     params = sampling_params(body, max_tokens=max_tokens, top_logprobs=top_logprobs)
     chat = sampling_pb2.ChatPrompt(trajectory=_trajectory(messages, use))
-    # The samplers refuse such a message too, but only after this process has parsed it on the event loop.
+    # Samplers also refuse a chat with too many elements, but only after this process has parsed it on the event loop.
     check_elements(chat.SerializeToString(), chat.DESCRIPTOR, 'body')
     if use is not None and use.is_forced:
         params.structured_output.CopyFrom(forced_output(use))

@@ -51,7 +51,7 @@ class TokenTexts:
         self._known: OrderedDict[str, dict[int, TokenText]] = OrderedDict()
 
     async def get(self, caller: Caller, base_model: str, token_ids: Iterable[int]) -> dict[int, TokenText]:
-        """Return a mapping with at least these tokens; callers must not change it.
+        """Return the texts of at least these tokens, by token id; callers must not change the mapping.
 
         Raises:
             DomainError: no sampler could describe the tokens.

@@ -34,12 +34,12 @@ class ChoiceFormat(Protocol):
         ...
 
     def prompt_fields(self, deltas: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        """Return fields of a document beside its choices; `deltas` are the choices, or their parts, in the document."""
+        """Return further fields of a document; `deltas` are its choices, or parts of its choices."""
         ...
 
 
 class Writer(Protocol):
-    """Builds the response to one request in the form of one API. Call only one method, and only once."""
+    """Builds the response to one request in the format of one API. Call only one method, and only once."""
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         """Return the response after the last delta."""

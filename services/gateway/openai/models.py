@@ -51,7 +51,7 @@ class FleetSamplers:
         self._describe = describe
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
-        """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader slows it down."""
+        """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader delays it."""
         parsed = sample_request_from_bytes(request.SerializeToString())
         async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
@@ -110,7 +110,10 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield all responses as they arrive. With several requests, a failure cancels all and is in an exception group."""
+    """Yield all responses as they arrive.
+
+    With several requests, a failure cancels all requests, and is raised in an exception group.
+    """
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:

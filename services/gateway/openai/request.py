@@ -1,4 +1,4 @@
-"""Converts bodies of completions to messages of the sampler contract, and the parameters that chats share.
+"""Converts bodies of completions, and the parameters that chats share, to messages of the sampler contract.
 
 Functions raise InvalidField with the path of the first wrong field.
 """

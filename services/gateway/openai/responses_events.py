@@ -47,7 +47,7 @@ class ItemWriter:
         return self._final(finish_reason)['response']
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[_Event, None]:
-        """Yield the events of the response; the first ones follow the first delta, so that refusals have a status."""
+        """Yield the events. They begin after the first delta, so that earlier errors have an HTTP status."""
         finish_reason: str | None = None
         async for delta in deltas:
             if not self._event_count:
@@ -61,7 +61,7 @@ class ItemWriter:
     def _read(self, delta: ChoiceDelta) -> Iterator[_Event]:
         """Add a part of the choice, and yield its events."""
         is_last = delta.finish_reason is not None
-        # A response without calls has a message, also if its text is empty.
+        # A response without calls has a message even if its text is empty.
         if delta.text or (is_last and not delta.calls and not self._output):
             if not self._open_id:
                 yield from self._open_message()

@@ -41,7 +41,7 @@ _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.n
 _REPEATED = ('instructions', 'max_output_tokens', 'temperature', 'top_p')
 """Fields of a body that its response repeats, and that are null by default."""
 MAX_REPEATED_BYTES = 1 << 19
-"""Maximum size of the tools, of the format and of the metadata, which the event loop writes up to three times."""
+"""Maximum size of each of `tools`, `text` and `metadata`, which the event loop serializes up to three times."""
 
 
 class ItemPart(JsonModel):

@@ -125,7 +125,7 @@ class OpenAiRoutes:
     async def _with_calls(
         self, deltas: AsyncGenerator[ChoiceDelta, None], use: ToolUse, model: ResolvedModel
     ) -> AsyncGenerator[ChoiceDelta, None]:
-        """Yield the parts with tool calls separated from text, and raise errors in terms of the request."""
+        """Yield the parts with tool calls separated from text; errors name the fields of the request."""
         tool_format = await self._samplers.tool_call_format(model.base_model)
         calls = ToolCallReader(use, tool_format, base_model=model.base_model, tokens=self._tokens)
         async with aclosing(deltas):
@@ -137,7 +137,7 @@ class OpenAiRoutes:
 
 
 def _credentials(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers with Anthropic's header of the key as a bearer token, if there is no such token."""
+    """Return the headers with the key in `x-api-key` as a bearer token, unless they already have an authorization."""
     key = headers.get('x-api-key')
     return {'authorization': f'Bearer {key}', **headers} if key else headers
 

@@ -14,7 +14,7 @@ from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import FunctionSpec, Tool
 
 MAX_FORCED_CALLS = 16
-"""Maximum number of calls in a completion that must call tools; a model of low quality might not end the list."""
+"""Maximum number of calls in a completion that must call tools; without a limit, a model might not end the list."""
 _DATA_KEYWORDS = {'const', 'default', 'enum', 'examples'}
 """Keywords whose values are data, and not schemas."""
 
@@ -58,11 +58,11 @@ def tool_use(
     has_format: bool,
     fields: ToolFields = CHAT_FIELDS,
 ) -> ToolUse | None:
-    """Return the tools of a chat; None if the model is not to call any.
+    """Return the tools of a chat; None if the model must not call any.
 
     Args:
         functions: functions that the model may call.
-        choice: 'none', 'auto' or 'required'; 'function' if it must call the function `chosen_name`.
+        choice: 'none', 'auto' or 'required'; 'function' if the model must call the function `chosen_name`.
         chosen_name: name of the function that must be called.
         is_parallel: whether several calls are allowed.
         has_format: whether the completion must have a format other than text.
@@ -107,7 +107,8 @@ def forced_output(use: ToolUse) -> sampling_pb2.StructuredOutput:
     Raises:
         InvalidField: the schemas are too large.
     """
-    # `parameters` is the name that Llama's templates use. Structs are sorted by name, so it comes after `name`.
+    # `parameters` is the name that Llama's templates use. Structs are sorted by name, so `parameters` comes after
+    # `name`.
     specs = [spec for spec in map(_spec_of, use.tools) if spec['name'] in use.names]
     calls = [
         {
@@ -129,7 +130,7 @@ def forced_output(use: ToolUse) -> sampling_pb2.StructuredOutput:
 
 
 def explained(error: DomainError, use: ToolUse | None) -> DomainError:
-    """Return the error of a sampler in terms of the request: a form that cannot be enforced is due to a tool choice."""
+    """Return a sampler's error in terms of the request: a required output comes from the tools and their choice."""
     if use is None or not use.is_forced:
         return error
     if error.reason == 'NOT_SUPPORTED_HERE':

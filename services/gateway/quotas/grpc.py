@@ -1,6 +1,6 @@
 """Clients of the services that report usage, and functions that mark requests that exceed a quota.
 
-A marked request is still sent, because only the model service recognizes a repeated request, which it answers with the
+A marked request is still sent, because only the model service recognizes a repeated request, and answers it with the
 first response. Requests may be large, so single fields are read without parsing the complete message.
 """
 
@@ -79,7 +79,7 @@ def refused_save(request: bytes, limit: int) -> bytes:
 
 
 def refused_creation(request: bytes, limit: int) -> bytes:
-    """Append the adapter limit to a CreateAdapterRequest, so that it is refused unless it repeats an earlier request.
+    """Append the adapter limit to a CreateAdapterRequest, which is then refused unless it repeats an earlier one.
 
     Raises:
         InvalidField: the bytes are not a valid message, so an appended field could become part of a truncated one.

@@ -100,7 +100,7 @@ class Usage:
     """Empty for work on the base models alone, and for old usage of deleted runs."""
     work: Work
     stored_bytes: int
-    """Current size of the run's checkpoints. If `run_id` is empty: that of the tenant's datasets and uploads."""
+    """Current size of the run's checkpoints, or of the tenant's datasets and uploads if `run_id` is empty."""
     metric_point_count: int = 0
     """Current number of stored points of the run's metrics."""
 

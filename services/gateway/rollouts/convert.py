@@ -168,7 +168,7 @@ def _parts(rollout: messages.Rollout, field: str) -> dict[str, float]:
 
 
 def _token_counts(rollout: messages.Rollout, field: str) -> tuple[int | None, int | None]:
-    """Return the numbers of tokens of the prompt and of the completion, as far as they are known."""
+    """Return the numbers of tokens of the prompt and of the completion; None if a number is not known."""
     prompt_count = _length(rollout, 'prompt_token_ids', field, dtype='int32')
     lengths = {'token_ids': _length(rollout, 'token_ids', field, dtype='int32')}
     for name in ('logprobs', 'token_advantages'):

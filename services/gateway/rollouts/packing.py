@@ -1,7 +1,7 @@
 """Groups of rollouts as bytes, compressed with zstd: the summaries as JSON, and the contents one after another.
 
-Lists read the summaries only. Contents are compressed together, because completions of a group often have one prompt.
-Both have checksums. Functions that read them raise `DamagedGroup`.
+Lists read the summaries only. Contents are compressed together, because rollouts of a group often have the same prompt.
+Both have checksums, and functions raise `DamagedGroup` for damaged bytes.
 """
 
 import json
@@ -19,7 +19,7 @@ GROUP_BYTES = 256
 _LEVEL = 3
 """Level of compression, the default of zstd."""
 _READ_BYTES = 1 << 20
-_OTHER_SIZE = 'the content has another size than its summaries state'
+_OTHER_SIZE = 'the content does not have the size that its summaries state'
 
 
 class DamagedGroup(ValueError):
@@ -49,12 +49,12 @@ def pack_all(groups: Groups) -> dict[str, PackedGroup]:
 
 
 def merge_all(stored: Mapping[str, PackedGroup], groups: Groups) -> dict[str, PackedGroup]:
-    """Return stored groups after new rollouts were added; they replace those with the same index."""
+    """Return stored groups with new rollouts; a new rollout replaces a stored one with the same index."""
     return {group_id: pack([*unpack(packed), *groups[group_id]]) for group_id, packed in stored.items()}
 
 
 def pack(rollouts: Sequence[Rollout]) -> PackedGroup:
-    """Return a group in the form in which it is stored; of several rollouts with one index, the last one counts."""
+    """Return a group in the form in which it is stored; of rollouts with the same index, the last one is kept."""
     last = {rollout.summary.index: rollout for rollout in rollouts}
     kept = [last[index] for index in sorted(last)]
     facts = [_facts_of(rollout.summary) for rollout in kept]
@@ -96,7 +96,7 @@ def content_of(summaries: bytes, content: bytes, index: int) -> bytes | None:
 
 
 def _part_of(content: bytes, begin: int, end: int, *, size: int) -> bytes:
-    """Return a part of compressed bytes without storing the others, which have the given size together with it."""
+    """Decompress only the bytes from `begin` to `end` into memory; `size` is the size of the complete content."""
     with _damage_named(), zstandard.ZstdDecompressor().stream_reader(content) as reader:
         reader.seek(begin)
         part = reader.read(end - begin)
@@ -110,7 +110,7 @@ def _part_of(content: bytes, begin: int, end: int, *, size: int) -> bytes:
 
 @contextmanager
 def _damage_named() -> Iterator[None]:
-    """Convert the errors of bytes that are no compressed data, and of JSON that has no summaries."""
+    """Convert errors about bytes that are not compressed data, and about JSON that does not contain summaries."""
     try:
         yield
     except (zstandard.ZstdError, ValueError, TypeError, MemoryError) as error:
@@ -118,7 +118,7 @@ def _damage_named() -> Iterator[None]:
 
 
 def _facts_of(summary: RolloutSummary) -> dict[str, Any]:
-    """Return the known facts of a rollout. Numbers that are not finite are extensions of JSON, which Python reads."""
+    """Return the known facts of a rollout. Python reads and writes infinite numbers and NaN as an extension of JSON."""
     return {name: value for name, value in asdict(summary).items() if value not in (None, '', {})}
 
 

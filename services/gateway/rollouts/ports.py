@@ -13,15 +13,15 @@ class RolloutStore(Protocol):
     async def save(self, run: EntryKey, step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
         """Store rollouts; a rollout with the step, group and index of a stored one replaces it.
 
-        If the run would have more than `max_bytes` stored bytes, groups are removed in the order of their last change,
-        and those of one call in the order of their ids.
+        If the run would have more than `max_bytes` stored bytes, groups are removed in the order of their last change;
+        groups of the same call are removed in the order of their ids.
 
         Args:
             run: tenant and run.
             step: step of all groups.
             groups: new rollouts.
             moment: time of storage.
-            max_bytes: limit of stored bytes, which are compressed, and include a constant for each group.
+            max_bytes: limit of stored bytes: the compressed bytes and a constant for each group.
 
         Returns:
             The number of removed groups.
@@ -36,7 +36,7 @@ class RolloutStore(Protocol):
     async def list_page(
         self, run: EntryKey, wanted: RolloutFilter, *, size: int, after: GroupKey | None
     ) -> RolloutPage:
-        """Return at most `size` groups that follow the group `after`, or the first ones; fewer if they are large.
+        """Return at most `size` groups that follow `after`, or the first groups; fewer if the groups are large.
 
         Groups are ordered by step as `wanted` requests, and by id within a step.
 

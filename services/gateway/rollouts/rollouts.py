@@ -30,7 +30,7 @@ class Rollouts:
         max_bytes: int,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create rollouts of `runs` with a limit of stored bytes of each run; `pause` sleeps for some seconds."""
+        """Limit the stored rollouts of each run to `max_bytes`; `pause` sleeps for some seconds."""
         self._store = store
         self._runs = runs
         self._clock = clock
@@ -39,7 +39,7 @@ class Rollouts:
         self._turns, self._log_turns = TenantTurns(), TenantTurns()
 
     async def log(self, caller: Caller, run_id: str, step: int, groups: Groups) -> int:
-        """Store rollouts of a run, and return the number of older groups that were removed for them.
+        """Store rollouts of a run, and return the number of older groups that were removed to make room.
 
         A rollout with the step, group and index of a stored one replaces it.
 

@@ -52,7 +52,7 @@ class Rollout:
 
     summary: RolloutSummary
     content: bytes
-    """All that was logged, in the form of the contract."""
+    """The logged rollout as a serialized message of the contract."""
 
 
 Groups = Mapping[str, Sequence[Rollout]]
@@ -108,7 +108,7 @@ class RolloutPage:
     next_key: GroupKey | None
     """Key of the last group, if more groups follow."""
     removed_group_count: int
-    """Number of groups that were removed for newer ones."""
+    """Number of groups that were removed to make room for newer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def statistics_of(rewards: Sequence[float | None]) -> RewardStatistics:
     finite = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
     if not finite:
         return RewardStatistics()
-    # Rewards are divided first, because sums and squares of large ones exceed the range of floats.
+    # Rewards are divided first, because sums and squares of large rewards can exceed the range of floats.
     scale = max(*map(abs, finite), 5e-324)
     scaled = [reward / scale for reward in finite]
     mean = fmean(scaled)
@@ -157,7 +157,7 @@ def rollout_id_of(step: int, group_id: str, index: int) -> str:
 
 
 def parse_rollout_id(rollout_id: str) -> tuple[GroupKey, int] | None:
-    """Return the group and the index of a rollout; None if the id does not have the form of an id."""
+    """Return the group and the index of a rollout; None if the id has the wrong form."""
     step, _, rest = rollout_id.partition('/')
     group_id, _, index = rest.rpartition('/')
     numbers = [text for text in (step, index) if text.isascii() and text.isdecimal() and len(text) < 17]

@@ -38,7 +38,7 @@ from services.kit.worker import Threads
 
 _log = structlog.get_logger('rollouts')
 _WRITERS = 2
-"""Number of transactions that store rollouts at the same time. The others wait without a connection to the database."""
+"""Maximum number of transactions that store rollouts at the same time. Others wait without a database connection."""
 _COUNTS = ('stored_bytes', 'write_number', 'removed_group_count')
 
 
@@ -154,7 +154,7 @@ class SqlEndedRollouts(SqlEndedRunRows):
 
 @contextmanager
 def _named_damage(run_id: str) -> Iterator[None]:
-    """Convert the error of a damaged group to that of its run."""
+    """Convert the error of a damaged group to the error of its run."""
     try:
         yield
     except DamagedGroup as error:
@@ -173,7 +173,7 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
 
 
 async def _check_change(connection: AsyncConnection, run: EntryKey, step: int, new: Mapping[str, PackedGroup]) -> None:
-    """Check the size of the groups that a change reads and writes, because it holds the lock of the run meanwhile.
+    """Check the size of the groups that a change reads and writes while it holds the lock of the run.
 
     Raises:
         RolloutsTooLarge: the stored groups and the new ones have too many bytes before compression.
@@ -189,7 +189,7 @@ async def _check_change(connection: AsyncConnection, run: EntryKey, step: int, n
 async def _stored(
     connection: AsyncConnection, run: EntryKey, step: int, group_ids: Collection[str]
 ) -> dict[str, PackedGroup]:
-    """Return those of some groups that are stored."""
+    """Return the stored groups among `group_ids`."""
     row = RolloutGroupRow
     columns = (row.group_id, row.summaries, row.content, row.summary_bytes, row.content_bytes)
     found: Sequence[Any] = (await connection.execute(select(*columns).where(_is_changed(run, step, group_ids)))).all()
@@ -240,7 +240,7 @@ async def _remove_oldest(connection: AsyncConnection, run: EntryKey, counts: dic
 
 
 def _page_of(rows: Sequence[Any], *, size: int, removed_group_count: int) -> RolloutPage:
-    """Return the first groups as a page that has not many more than `LISTED_BYTES`."""
+    """Return the first groups as a page, which ends with the group that reaches `LISTED_BYTES`."""
     listed_bytes = 0
     groups: list[GroupSummary] = []
     for row in rows[:size]:

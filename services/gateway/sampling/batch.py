@@ -118,7 +118,7 @@ class BatchCompletion:
             self._tasks.create_task(self._run(replica, share, replace(attempt, tried=set(attempt.tried))))
 
     async def _run(self, replica: Replica, part: BatchPart, attempt: Attempt) -> None:
-        """Wait for a slot, pass on the results of a replica, and restart the prompts that have no result."""
+        """Wait for a slot, forward the results of a replica, and restart the prompts that have no result."""
         unfinished = dict.fromkeys(part.positions)
         dispatch = self._division.dispatch
         try:
@@ -143,7 +143,7 @@ class BatchCompletion:
     async def _pass_on(
         self, replica: Replica, part: BatchPart, *, attempt: Attempt, slot: Slot, unfinished: dict[int, None]
     ) -> None:
-        """Pass on the results of a replica, and remove the indices of their prompts from `unfinished`."""
+        """Forward the results of a replica, and remove the indices of their prompts from `unfinished`."""
         dispatch = self._division.dispatch
         results = self._division.samplers.complete(replica.address, part, deadline=attempt.deadline)
         async with aclosing(results):

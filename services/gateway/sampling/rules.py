@@ -54,7 +54,8 @@ class SampleRequest:
     request_id: str = ''
     """Empty if the sampler chooses an id."""
     is_renamed: bool = False
-    """Whether `request_id` differs from the message: an earlier attempt may still run under the message's id."""
+    """Whether `request_id` differs from the id in the message, because an earlier attempt may still run under that
+    id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class HandleRequest:
-    """Request for a sampling handle. Without a checkpoint and an adapter, it refers to the base model alone."""
+    """Request for a sampling handle. Without a checkpoint and an adapter, the handle refers to the base model alone."""
 
     handle_id: str
     session_id: str
@@ -215,7 +216,7 @@ class SamplingHandle:
 
     @property
     def is_version_due(self) -> bool:
-        """Whether a future publishes the version, which is not known yet."""
+        """Whether the version is not known yet, because a future has to publish it."""
         return bool(self.future_id) and self.version is None
 
     @property

@@ -133,7 +133,7 @@ class Sampling:
         await asyncio.gather(*(self._abort_part(running, part, address) for part, address in running.parts.items()))
 
     async def call_one(self, caller: Caller, request: RoutedRequest, *, deadline: float | None = None) -> bytes:
-        """Return the response of the chosen replica, or of another one if it fails."""
+        """Return the response of the chosen replica, or of another replica if the first one fails."""
         require_scope(caller, 'sample')
         attempt = Attempt(key=request.key, tenant_id=caller.tenant_id, message=request.message, deadline=deadline)
         while True:

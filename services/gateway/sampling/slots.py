@@ -95,8 +95,8 @@ class FairSlots(Generic[Item]):
     def take(self, is_eligible: Callable[[str], bool]) -> Item | None:
         """Assign slots to the next item and return it; None if no eligible tenant has a waiting item.
 
-        The next tenant is the eligible one with the least service for its weight; among equals the one with the
-        fewest slots, then the one that has waited longest. The slots stay in use until `release`.
+        The next tenant is the eligible one with the least service for its weight; among equal tenants, the one with the
+        fewest slots, and then the one that has waited longest. The slots stay in use until `release`.
         """
         eligible = [tenant for tenant in self._waiting if is_eligible(tenant)]
         if not eligible:
@@ -173,7 +173,8 @@ class ReplicaQueue:
 
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
-        """Maximum number of sequences that the replica runs; None if it reports no number, so that no request waits."""
+        """Maximum number of sequences that the replica runs; None if the replica reports no number; then no request
+        waits."""
         self.slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
         """Requests of the replica, waiting and granted."""
 

@@ -92,7 +92,7 @@ class Attempt:
 
 
 class Turn:
-    """The turn of a suspected request to run. It ends by itself after a few seconds, and then releases `lock`."""
+    """The turn of a suspected request to run. It ends after a few seconds at the latest, and then releases `lock`."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
         self._lock = lock
@@ -142,7 +142,8 @@ class Suspects:
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
         self._changed = asyncio.Event()
-        """Set when a request makes progress or leaves a replica. A new event then replaces it; each is set once."""
+        """Set when a request makes progress or leaves a replica. A new event then replaces this one, because each event
+        is set only once."""
 
     def failures_of(self, attempt: Attempt) -> float:
         """Return the number of samplers that recently failed in a row with this request, or an equal one."""

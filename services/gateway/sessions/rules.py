@@ -64,7 +64,7 @@ class Session:
     is_settled: bool = False
     """Whether the session is settled: its work is dropped, its adapters are parked, and its versions are unpinned."""
     checkpoint_paths: tuple[str, ...] = ()
-    """Paths of the checkpoints that contained its adapters' current weights when the session was last settled."""
+    """Paths of the checkpoints with the current weights of the session's adapters when the session was last settled."""
 
     @property
     def is_saved(self) -> bool:
@@ -119,6 +119,8 @@ class ParkedAdapter:
     """Result of parking an adapter."""
 
     is_idle: bool
-    """Whether the adapter is parked and has no lease. If not, for example during an operation, park it again later."""
+    """Whether the adapter is parked and has no lease. Otherwise, for example during an operation, the adapter must be
+    parked again later."""
     checkpoint_path: str
-    """Checkpoint that contains the adapter's current weights, saved now or earlier; empty if none does."""
+    """Checkpoint that contains the adapter's current weights, saved now or earlier; empty if there is no such
+    checkpoint."""

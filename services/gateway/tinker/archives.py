@@ -297,7 +297,7 @@ def _part_of(call: HttpCall) -> _Part:
     if not _LENGTH.fullmatch(length):
         raise InvalidField('content-length', 'is required')
     if call.headers.get('content-encoding', 'identity') != 'identity':
-        raise InvalidField('content-encoding', 'must be absent; compress the archive itself, such as .tar.gz')
+        raise InvalidField('content-encoding', 'must be absent; compress the archive itself, for example as .tar.gz')
     if 'content-range' not in call.headers:
         return _Part(0, int(length))
     match = _CONTENT_RANGE.fullmatch(call.headers['content-range'])

@@ -97,7 +97,7 @@ def array_from_proto(tensor: wire.Tensor, field: str, budget: ElementBudget) -> 
 
 
 def array_from_json(value: Any, field: str, budget: ElementBudget, *, missing: int = 0) -> Array:
-    """Convert a JSON tensor to a dense float32 or int64 array; elements that a sparse tensor omits are `missing`."""
+    """Convert a JSON tensor to a dense float32 or int64 array; `missing` is the value of elements that it omits."""
     tensor = read_model(TensorBody, value, path=field)
     data = _array(tensor.data, _NAMES[tensor.dtype], f'{field}.data')
     shape = None if tensor.shape is None else tuple(tensor.shape)

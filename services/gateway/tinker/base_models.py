@@ -40,7 +40,7 @@ class BaseModels:
         return next((model for model in await self.list_all() if model.name == name), None)
 
     async def native_name(self, name: str) -> str:
-        """Return the native name of the one base model that a client's `name` matches, or `name` itself."""
+        """Return the native name of the base model that `name` matches; `name` itself unless exactly one matches."""
         return served_name(name, [model.name for model in await self.list_all()]) or name
 
     async def get_trainable(self, name: str) -> BaseModel:

@@ -1,4 +1,4 @@
-"""Request bodies of Tinker clients: reading of JSON, protobuf and zstd within limits, and fields of several bodies."""
+"""Reads bodies of Tinker clients in JSON, protobuf and zstd within limits, and defines fields of several bodies."""
 
 import asyncio
 import json
@@ -163,7 +163,7 @@ def _decompressed_ends(ends: BodyEnds) -> BodyEnds:
 
 def _message_position(ends: BodyEnds) -> tuple[Any, Any]:
     head = bytes(ends.head)
-    # A key, the length of the id in one byte, and the id.
+    # The message begins with a key, the length of the id in one byte, and the id.
     number = _NUMBER.match(head, 2 + head[1]) if head[:1] == b'\n' and len(head) > 1 else None
     if number is not None:
         with suppress(DecodeError):

@@ -158,7 +158,7 @@ class CopyBody(TtlBody):
     """Ignored, because copies are not assigned to projects."""
     session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     model_seq_id: Counter | None = Field(default=None, validate_default=True)
-    """Number of the model, within the session, that owns the copy."""
+    """Number, within the session, of the model that owns the copy."""
     source_path: WeightsPathField
 
     @field_validator('model_seq_id', mode='before')

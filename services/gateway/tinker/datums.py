@@ -25,9 +25,11 @@ from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, Inv
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Maximum number of examples of a protobuf body, and of chunks of an example; two encoded bytes can declare one."""
+"""Maximum number of examples of a protobuf body, and of chunks of an example; two bytes suffice to encode one of
+them."""
 TARGETS, DRAW_COUNT = 'target_prompt_logprobs', 'prompt_alt_tokens_k'
-"""Fields of a sampling request: tokens to score and number of tokens to draw, at all prompt positions but the first."""
+"""Fields of a sampling request: tokens to score and number of tokens to draw at all prompt positions except the
+first."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
@@ -181,7 +183,7 @@ def _check_spans(message: wire.Datum, field: str) -> None:
 
 
 class FeatureReader:
-    """Converts examples to features for one loss and one base model; a limit of 0 is unknown and not checked."""
+    """Converts examples to features for one loss and one base model; a limit of 0 means unknown and is not checked."""
 
     def __init__(self, rule: LossRule, *, vocabulary_size: int, context_tokens: int) -> None:
         self._rule = rule

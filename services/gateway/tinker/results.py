@@ -142,7 +142,7 @@ NO_TOKEN, NO_LOGPROB = 0, -99999.0
 
 
 def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
-    """Return the response formats of SAMPLE and of PUBLISH, which also records the version in `handles`."""
+    """Return the response formats of SAMPLE and of PUBLISH; the format of PUBLISH records the version in `handles`."""
 
     async def published(outcome: Outcome) -> Response:
         # An interrupted save may not have created the handle; the client resends the save.

@@ -18,7 +18,7 @@ FileId = tuple[int, bytes]
 """Inode, and first bytes of a file, which contain the ids of its first span. A renamed file keeps its id."""
 _SUFFIXES = ('.jsonl', '.old')
 _HEAD_BYTES = 128
-"""A line of a span is longer."""
+"""Number of bytes that identify a file. The line of a span is always longer."""
 _MAX_LINE_BYTES = 64 << 10
 """Longer lines are skipped."""
 
@@ -89,7 +89,7 @@ def read_new(file: SpanFile, begin: int) -> Iterator[tuple[int, int, SpanRecord 
 
 
 def read_at(file: SpanFile, offsets: Iterator[int], *, max_bytes: int) -> Iterator[SpanRecord]:
-    """Yield the spans of the lines at some offsets, of at most `max_bytes` together."""
+    """Yield the spans of the lines at `offsets`, until the lines have more than `max_bytes` in total."""
     with suppress(OSError), _opened(file.path) as opened:
         if (os.fstat(opened.fileno()).st_ino, opened.read(_HEAD_BYTES)) != file.file_id:
             return

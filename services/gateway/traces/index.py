@@ -12,7 +12,7 @@ from services.gateway.traces.visibility import visible_spans
 from twinkle.telemetry import SpanRecord
 
 _READ_BYTES = 32 << 20
-"""Maximum number of bytes that an update reads, of all files together; older spans than these are ignored."""
+"""Maximum number of bytes that an update reads from all files together; older spans are ignored."""
 _MAX_FILES = 64
 _MAX_TRACES = 20_000
 _MAX_SPANS = 5000
@@ -31,7 +31,7 @@ class _Entry:
     places: dict[FileId, 'array[int]'] = field(default_factory=dict['FileId', 'array[int]'])
     """Offsets of lines by file."""
     parts: dict[str, TraceSummary] = field(default_factory=dict[str, TraceSummary])
-    """Summaries of the spans that tenants may see, until more spans are added."""
+    """Summary of the spans that each tenant may see, by tenant; cleared when spans are added."""
 
     def span_places(self) -> int:
         return sum(map(len, self.places.values()))
@@ -53,7 +53,7 @@ class TraceIndex:
         self._max_traces = max_traces
         self._files: dict[FileId, SpanFile] = {}
         self._offsets: dict[FileId, int] = {}
-        """First byte of each file that has not been read."""
+        """Offset of the first unread byte of each file."""
         self._traces: dict[str, _Entry] = {}
 
     def list_page(self, wanted: TraceFilter, page: Page) -> Listing[TraceSummary]:
@@ -71,7 +71,7 @@ class TraceIndex:
     def spans_of(self, trace_id: str, tenant_id: str | None) -> tuple[list[SpanRecord], bool]:
         """Return the spans of a trace that a tenant may see, and whether the trace has more than were read.
 
-        Give no `tenant_id` for all spans. The order is that of the contract. Without visible spans, the list is empty.
+        A `tenant_id` of None selects all spans. The spans have the order that the contract defines.
         """
         self._update()
         entry = self._traces.get(trace_id)
@@ -86,7 +86,7 @@ class TraceIndex:
     def _seen_by(
         self, wanted: TraceFilter, after: tuple[int, str] | None
     ) -> Iterator[tuple[TraceSummary, TraceSummary]]:
-        """Yield two summaries of each matching trace after a position: of all spans, and of those that are seen."""
+        """Yield two summaries of each matching trace after a position: of all spans, and of those the tenant sees."""
         reads, whole_filter = 0, wanted.for_whole_traces()
         for entry in sorted(self._traces.values(), key=lambda entry: entry.summary.sort_key, reverse=True):
             whole = entry.summary
@@ -158,6 +158,6 @@ class TraceIndex:
         if len(self._traces) <= self._max_traces:
             return
         order = sorted(self._traces.values(), key=lambda entry: (entry.summary.is_listed, entry.summary.sort_key))
-        # Some more are removed, so that the next spans do not sort all traces again.
+        # More traces than necessary are removed, so that the next new traces do not cause another sort.
         for entry in order[: len(order) - self._max_traces * 9 // 10]:
             del self._traces[entry.summary.trace_id]

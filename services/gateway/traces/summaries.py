@@ -21,7 +21,7 @@ class TraceFilter:
     """Filter for traces; a trace is listed if it matches all conditions."""
 
     tenant_id: str | None
-    """Tenant that sees the list. None: all spans of all tenants."""
+    """Tenant that sees the list; None selects all spans of all tenants."""
     request_id: str = ''
     run_id: str = ''
     sequence_number: int = 0
@@ -60,7 +60,7 @@ class TraceSummary:
     span_count: int = 0
     is_error: bool = False
     is_listed: bool = False
-    """Whether a call does more than read, or maintain or check a connection."""
+    """Whether the trace has a call that does more than read data, or maintain or check a connection."""
     services: set[str] = field(default_factory=set[str])
     tenant_ids: set[str] = field(default_factory=set[str])
     run_ids: set[str] = field(default_factory=set[str])

@@ -52,7 +52,7 @@ class Traces:
         Raises:
             TracesNotStored: this gateway has no folder of traces.
             ScopeMissing: the call includes all tenants, and the caller is not an operator.
-            TraceNotFound: no span of the trace is stored that the caller may see.
+            TraceNotFound: no stored span of the trace is visible to the caller.
         """
         index = self._readable(caller, tenant_id)
         spans, is_truncated = await self._run(lambda: index.spans_of(trace_id, tenant_id))
@@ -68,6 +68,6 @@ class Traces:
         return self._index
 
     async def _run(self, function: Callable[[], _Result]) -> _Result:
-        """Run a function of the index in a thread, one call at a time, also if a caller is cancelled."""
+        """Run a function of the index in a thread, one call at a time, even if a caller is cancelled."""
         async with self._turn:
             return await completed(asyncio.to_thread(function))

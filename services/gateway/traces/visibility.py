@@ -12,7 +12,7 @@ _TENANT, _PASS_TOKENS, _PASS_ADAPTERS = 'twinkle.tenant_id', 'twinkle.token_coun
 def visible_spans(
     spans: Sequence[SpanRecord], tenant_id: str, *, owners_of: Callable[[str], set[str]]
 ) -> list[SpanRecord]:
-    """Return the spans of a trace that a tenant may see, without what they reveal of other tenants.
+    """Return the spans of a trace that a tenant may see, without data about other tenants.
 
     Callers choose the ids of traces, so one trace may have spans of several tenants. A span belongs to the tenant that
     it names, or else to the tenant of the nearest span above it that names one. All other spans, such as those of a
@@ -58,7 +58,7 @@ def _owners(spans: Sequence[SpanRecord]) -> dict[str, str]:
 
 
 def _without_others(span: SpanRecord, own_traces: set[str]) -> SpanRecord:
-    """Return a span without links to traces of other tenants; and without its token count if they shared the pass.
+    """Return a span without links to other tenants' traces, and without the token count of a pass shared with them.
 
     The number of adapters of a pass is in the receipts of its operations, so it stays.
     """

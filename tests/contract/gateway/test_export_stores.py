@@ -52,7 +52,7 @@ def numbered(number: int, **fields: Any) -> Export:
 
 async def add(store: SqlExportStore, export: Export, *, max_unfinished: int = 16) -> Export:
     """Add an export unless its request id is stored or an equal push is unfinished; return the stored export."""
-    return await store.add_if_absent(export, is_same=export.is_same_push, max_unfinished=max_unfinished)
+    return await store.add_if_absent(export, is_same=export.is_same_export, max_unfinished=max_unfinished)
 
 
 async def test_concurrent_equal_pushes_add_one_export(store: SqlExportStore) -> None:

@@ -17,7 +17,7 @@ class SchemaNotSupported(Exception):
     def __init__(self, revision: str, head: str) -> None:
         super().__init__(
             f'database_url: the database has schema revision {revision!r}, which this release cannot upgrade to '
-            f'{head!r}. Use the release that wrote it, or a new database.'
+            f'{head!r}. Use the release that wrote the database, or a new database.'
         )
 
 

@@ -1,4 +1,4 @@
-"""Table of the model service that each request for a new adapter was assigned to, for several model services."""
+"""Table with the model service to which each request for a new adapter was assigned."""
 
 import sqlalchemy as sa
 from alembic import op

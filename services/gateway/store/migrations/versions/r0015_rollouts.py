@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column('removed_group_count', sa.BigInteger(), nullable=False),
         sa.Column('update_time', sa.DateTime(timezone=True), nullable=False),
     )
-    # Lists are sorted by group, which must not depend on the language of the database.
+    # The order of groups in lists must not depend on the locale of the database.
     group_id = sa.String(128).with_variant(sa.String(128, collation='C'), 'postgresql')
     op.create_table(
         'rollout_groups',
