@@ -1,4 +1,4 @@
-"""Locks that serialize the changes, and other long calls, of each tenant."""
+"""Locks that serialize the changes of each tenant, or its long reads."""
 
 import asyncio
 from collections import Counter
@@ -10,24 +10,24 @@ from services.kit.errors import QueueFull
 
 
 class TenantLocks:
-    """Runs one change per tenant at a time, so that no tenant can occupy all threads.
+    """Runs one call of each tenant at a time, so that no tenant can occupy all threads.
 
-    Concurrency: waiting changes of a tenant run in the order in which they arrived.
+    Concurrency: waiting calls of a tenant run in the order in which they arrived.
     """
 
     def __init__(self, *, queue_limit: int) -> None:
-        """Allow at most `queue_limit` changes of a tenant to wait."""
+        """Allow at most `queue_limit` calls of a tenant to wait."""
         self._queue_limit = queue_limit
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._change_counts: Counter[str] = Counter()
-        """Number of running and waiting changes by tenant."""
+        """Number of running and waiting calls by tenant."""
 
     @asynccontextmanager
     async def hold(self, tenant_id: str) -> AsyncIterator[None]:
-        """Wait for the tenant's lock and hold it inside the context.
+        """Wait for the tenant's lock, and hold it during the block.
 
         Raises:
-            QueueFull: Too many changes of the tenant are waiting.
+            QueueFull: Too many calls of the tenant are waiting.
         """
         count = self._change_counts[tenant_id]
         if count > self._queue_limit:

@@ -47,7 +47,7 @@ class RunRow(Base):
 
 
 class CreationRow(Base):
-    """Table of requests for new runs, each with the trainer that it was first assigned to."""
+    """Table of requests for new runs, each with the model service that the request was first assigned to."""
 
     __tablename__ = 'creations'
     tenant_id: Mapped[str] = mapped_column(primary_key=True)

@@ -31,8 +31,8 @@ def is_web_call(headers: Mapping[str, str]) -> bool:
 def check_web_call(headers: Mapping[str, str]) -> None:
     """Refuse requests of other protocols, and compressed ones.
 
-    The content type also protects sessions: without the consent of the server, which it never gives, a browser does not
-    send a request with this content type for a page of another site.
+    The content type also protects sessions: a browser sends a request with this content type for a page of another site
+    only if the server consents, and this server never does.
 
     Raises:
         InvalidField: the content type or the encoding is not supported.
@@ -45,7 +45,7 @@ def check_web_call(headers: Mapping[str, str]) -> None:
 
 
 def timeout_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of the header `grpc-timeout`; None without one.
+    """Return the seconds of the header `grpc-timeout`; None without this header.
 
     Raises:
         InvalidField: the header is malformed.

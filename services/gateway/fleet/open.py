@@ -77,7 +77,7 @@ def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstream
 async def open_fleet(
     config: GatewayConfig, stack: AsyncExitStack, *, clock: Clock
 ) -> tuple[Membership, ReplicaChannels, GrpcFleetFacts]:
-    """Return an empty fleet, the channels to its replicas, which `stack` closes, and a source of facts about them."""
+    """Return an empty fleet, channels to its replicas, and facts about the replicas; `stack` closes the channels."""
     options = config.fleet
     membership = Membership(Fleet(clock=clock, lease=options.lease, forget_after=options.forget_after))
     channels = ReplicaChannels(config.tls)

@@ -1,8 +1,8 @@
 """Enforcement of quotas on clients' calls to the model, data and checkpoint services.
 
-Calls over a quota wait or are refused. A call that creates an adapter or saves a checkpoint may repeat an earlier one,
-which only the model service recognizes. Such a call is therefore forwarded with the limit, and the service refuses it
-if it is new. Single fields are read from the serialized requests, which are not parsed completely.
+Calls over a quota wait or are refused. Only the model service recognizes a call that repeats an earlier one. A call
+that creates an adapter or saves a checkpoint is therefore forwarded with the limit, and the service refuses the call if
+it is new. Single fields are read from the serialized requests, which are not parsed completely.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Removes adapters that were not used for a long time after their sessions had ended, and saves their state first.
+"""Removes adapters that are unused for a long time after their sessions end, and first saves them as checkpoints.
 
-The checkpoint belongs to the adapter's tenant. It counts towards the storage quota, but a full quota does not prevent
-the save, because losing work would be worse. Full-parameter adapters are never removed, because they are never saved
+A checkpoint belongs to the adapter's tenant and counts towards the storage quota. A full quota does not prevent the
+save, because losing work would be worse. Full-parameter adapters are never removed, because they are never saved
 automatically.
 """
 
@@ -117,7 +117,7 @@ class AdapterExpiry:
         return adapter if adapter is not None and self._is_expired(adapter) else None
 
     async def _restore_if_unsettled(self, adapter_id: str) -> None:
-        """Restore an adapter whose last operation has no recorded outcome, because it may have trained the adapter."""
+        """Restore an adapter whose last operation has no recorded outcome; that operation may have trained it."""
         record = await self._ports.journal.record(adapter_id, size=1)
         if record and record[-1].outcome is None:
             async with self._residency.hold(adapter_id):

@@ -31,7 +31,7 @@ class EngineDryRun:
 
         Args:
             group: Processes that host the engine.
-            model: Model of the engine, whose sizes are read.
+            model: Model of the engine; the costs depend on its sizes.
             process_count: Number of these processes. On CPUs, they share the host's memory; otherwise, each uses a
                 separate GPU.
         """
