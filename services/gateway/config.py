@@ -218,8 +218,8 @@ class GatewayConfig(ServiceConfig):
     metric_points_per_run: int = Field(default=1_000_000, ge=1)
     """Maximum number of values of metrics that are stored for a run."""
     rollout_bytes_per_run: int = Field(default=256 << 20, ge=1 << 10)
-    """Maximum size of the rollouts that are stored for a run, compressed. When a run reaches it, its oldest rollouts
-    are removed."""
+    """Maximum size of the rollouts that are stored for a run, compressed. When a run reaches this size, its oldest
+    rollouts are removed."""
     exports: ExportsConfig = ExportsConfig()
     http_listen: HttpAddress = ''
     """Address of the HTTP APIs, `host:port`; port 0 picks a free port. Empty: the HTTP APIs are disabled."""

@@ -121,7 +121,7 @@ class Registry:
         return await self.change(adapter, lambda: self._commit(adapter, header, writer))
 
     async def copy_in(self, adapter: AdapterKey, header: Header, source: StateSource) -> Checkpoint:
-        """Commit the state in `source` as a checkpoint, or return the existing checkpoint if it is the same.
+        """Commit the state in `source` as a checkpoint, or return the existing checkpoint if it has the same state.
 
         Raises:
             CheckpointExists: A different state is committed under the same name.

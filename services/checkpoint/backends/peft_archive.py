@@ -54,7 +54,7 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _GZIP_RATIO = 100
 """Maximum compression ratio; weights compress poorly, so a higher ratio indicates a decompression bomb."""
 _GZIP_ALLOWANCE_BYTES = 16 << 20
-"""Uncompressed size allowed in addition to that ratio, because small files may compress well."""
+"""Uncompressed size allowed in addition to `_GZIP_RATIO`, because small files may compress well."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _has_home(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder and return the lock's descriptor; None if it is locked or cannot be opened."""
+    """Lock a folder and return the lock's descriptor; None if the folder is already locked or cannot be opened."""
     with suppress(OSError):
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -40,7 +40,7 @@ class VersionRing:
 
     @property
     def highest(self) -> int:
-        """Highest version number that was ever used; 0 if none was."""
+        """Highest version number that was ever used; 0 if no number was used."""
         return self._highest
 
     def all_newest_first(self) -> list[AdapterVersion]:

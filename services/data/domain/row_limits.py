@@ -65,8 +65,8 @@ class DecodedBytes:
 class RowMeter:
     """Counts the rows of one request; implements `twinkle.dataset.RowBounds`.
 
-    Concurrency: one thread charges at a time, and any thread may call `close`. Afterwards, charges are refused, so that
-    the thread of a cancelled request stops.
+    Concurrency: one thread charges at a time, and any thread may call `close`. After `close`, charges are refused, so
+        that the thread of a cancelled request stops.
     """
 
     def __init__(self, decoded: DecodedBytes, tenant_id: str) -> None:

@@ -44,7 +44,7 @@ def session_end(now: datetime, *key_ends: datetime | None) -> datetime:
 
 
 def cookie_value(headers: Mapping[str, str]) -> str:
-    """Return the value of the session's cookie; empty without one. The first of several cookies counts."""
+    """Return the value of the session's cookie; empty without one. Of several cookies, the first one is used."""
     for part in headers.get('cookie', '').split(';'):
         name, _, value = part.strip().partition('=')
         if name == COOKIE:
@@ -70,7 +70,7 @@ def check_origin(headers: Mapping[str, str]) -> None:
         return
     host = headers.get('host', '')
     if not host or origin.partition('://')[2].lower() != host.lower():
-        raise InvalidField('origin', 'must equal the host; open the console there, and configure proxies to keep it')
+        raise InvalidField('origin', 'must equal the host; open the console there, and let proxies keep `Host`')
 
 
 def uses_tls(headers: Mapping[str, str], scheme: str) -> bool:

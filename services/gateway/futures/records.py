@@ -19,7 +19,7 @@ from services.kit.failpoints import reach
 from services.kit.retry import Retry
 
 MAX_CRASHES = 3
-"""A resumed future fails once the process has crashed this many times while it ran the resumed future."""
+"""A resumed future fails once the process has crashed this many times while it ran the future."""
 SUSPECTED_CRASHES = 2
 """Number of these crashes after which a future is suspected. Suspected futures run one at a time, so that only the
 future that causes the crashes fails."""

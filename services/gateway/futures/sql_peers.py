@@ -30,9 +30,9 @@ _NOW = func.clock_timestamp()
 class SqlPeers:
     """Leases of the gateways on one PostgreSQL database, and notifications between them.
 
-    A gateway counts as dead after `lease` without a heartbeat, and already after `silence` if it has also lost its
-    listening connection, which is opened to `url`. All gateways must share the payload folder with the id
-    `payload_store_id`. A gateway without a lease cannot change futures.
+    A gateway counts as dead after `lease` without a heartbeat, or after `silence` if it has also lost the listening
+    connection that it opened to `url`. All gateways must share the payload folder with the id `payload_store_id`. A
+    gateway without a lease cannot change futures.
 
     Every method raises ServiceUnreachable if the database does not respond.
     """

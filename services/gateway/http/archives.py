@@ -80,7 +80,7 @@ class FileResponse:
         raise Internal(call.request_id)
 
     def _requested_range(self, call: HttpCall) -> ByteRange | None:
-        """Return the requested range; None for the complete file, also if the range is outdated or unsupported."""
+        """Return the requested range; None for the complete file, even if the range is outdated or unsupported."""
         match = _RANGE.fullmatch(call.headers.get('range', ''))
         is_same = call.headers.get('if-range', f'"{self.tag}"') == f'"{self.tag}"'
         if match is None or not is_same:

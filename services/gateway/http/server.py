@@ -165,7 +165,7 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
 
 
 async def _refuse(request: Request, error: Any) -> Response:
-    """Respond to unknown paths and methods in a shape that clients of both APIs can read."""
+    """Respond to unknown paths and methods in a form that clients of both APIs can read."""
     count_unknown_route()
     # `request.url` is built from the Host header, which may contain anything.
     problem = f'there is no route {request.method} {request.scope["path"]}'[:300]
@@ -209,7 +209,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes; those of a further request are kept until the response to the current one is complete."""
+        """Receive bytes; bytes of a further request are kept until the response to the current request is complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_timer = self._restarted(self._head_timer, None)

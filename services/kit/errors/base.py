@@ -38,8 +38,8 @@ class DomainError(Exception):
     def disposition(self) -> Disposition:
         """Assumption that the caller may make about the request.
 
-        A value that was set on this error takes precedence. Otherwise, the class determines it or, if the class has no
-        value, the status code.
+        A value that was set on this error takes precedence over the value of its class. Without both, the default of
+        the status code applies.
         """
         return self._disposition or disposition_by_code(self.code, has_retry_time=self.retry_after is not None)
 

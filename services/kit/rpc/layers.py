@@ -85,7 +85,8 @@ def server_layers(
 async def trace_call(call: Call) -> AsyncIterator[None]:
     """Record a server span as a child of the caller's span, if the caller is authenticated.
 
-    Other spans are never ended and thus not exported, so unauthenticated callers cannot fill or rotate the trace files.
+    Spans of other calls are never ended and thus not exported, so unauthenticated callers cannot fill or rotate the
+    trace files.
     """
     parent = propagate.extract(call.metadata)
     with _tracer.start_as_current_span(

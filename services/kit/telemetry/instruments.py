@@ -99,7 +99,8 @@ class Histogram(_Metric):
 
 
 Source = Callable[[], float | Mapping[str, float]]
-"""Returns the current value, or the values by the value of the only label. Any thread may call it."""
+"""Returns the current value or, for a metric with a label, the current values by label value. Any thread may call
+it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Internal spans of a call: its queue, its passes, its reads and writes.
+"""Internal spans of a call, which show its waits in queues, passes, reads and writes.
 
 A span is created only inside a recorded span, so nothing is computed while tracing is off. The names of its attributes
-begin with `twinkle.`; callers set those of OpenTelemetry's conventions themselves.
+begin with `twinkle.`; callers themselves set attributes of OpenTelemetry's conventions.
 """
 
 import contextvars

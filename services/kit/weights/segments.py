@@ -3,7 +3,7 @@
 Only one user may write to the folder. A temporary segment is named `<owner>.<random>`. Its name is removed with the
 last view of its bytes, or, if the owning process has died, by the next process that opens the folder. A lock on the
 file `owner-<owner>` shows across containers whether the owner is alive. A persistent segment is named `keep.<name>`. It
-outlives its process, until a service removes it. An open segment stays readable after its name was removed.
+remains after its process ends, until a service removes it. An open segment stays readable after its name was removed.
 """
 
 import errno

@@ -68,7 +68,7 @@ class Adapter:
 
     @property
     def last_use_time(self) -> datetime | None:
-        """The time of the last operation or of the end of the session, if later; None until the session has ended.
+        """The later time of the last operation and the end of the session; None until the session has ended.
 
         An adapter without a session is treated as if its session had ended.
         """

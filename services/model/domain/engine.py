@@ -57,7 +57,7 @@ class VerbRun:
     training_config: TrainingConfig | None = None
     """Configuration in use after the verb; None if the verb did not change it."""
     step_count: int | None = None
-    """Number of optimizer steps applied in total; None if the verb does not report it; the count is then unchanged."""
+    """Number of optimizer steps applied in total; None if the verb leaves this number unchanged."""
     warnings: tuple[str, ...] = ()
     is_divided: bool = False
     """True if memory ran out and the batch ran in smaller parts. A replay of the verb may then give slightly different

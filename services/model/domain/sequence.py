@@ -80,7 +80,7 @@ class Entry:
 
 
 class OperationSequence:
-    """Sequence numbers of one adapter: the next one, and the outcomes of the last ones."""
+    """Sequence numbers of one adapter, and the outcomes of its last operations."""
 
     def __init__(self, adapter_id: str) -> None:
         self._adapter_id = adapter_id
