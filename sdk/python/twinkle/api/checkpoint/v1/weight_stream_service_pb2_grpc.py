@@ -30,7 +30,7 @@ class WeightStreamServiceStub:
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
     Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
-    ignores `resume_version`, unless this is the newest version in the sampler's memory.
+    ignores `resume_version`, unless it names the newest version in the sampler's memory.
     """
 
     def __init__(self, channel):
@@ -61,7 +61,7 @@ class WeightStreamServiceServicer:
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
     Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
-    ignores `resume_version`, unless this is the newest version in the sampler's memory.
+    ignores `resume_version`, unless it names the newest version in the sampler's memory.
     """
 
     def Publish(self, request_iterator, context):
@@ -130,7 +130,7 @@ class WeightStreamService:
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
     Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
-    ignores `resume_version`, unless this is the newest version in the sampler's memory.
+    ignores `resume_version`, unless it names the newest version in the sampler's memory.
     """
 
     @staticmethod

@@ -17,7 +17,7 @@ class WeightStreamServiceStub:
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
     Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
-    ignores `resume_version`, unless this is the newest version in the sampler's memory.
+    ignores `resume_version`, unless it names the newest version in the sampler's memory.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -50,7 +50,7 @@ class WeightStreamServiceServicer(metaclass=_abc_1.ABCMeta):
     caller is not a service of this deployment. A published state becomes visible only after the service has received its
     last frame, the commit. A transfer that is interrupted before the commit changes nothing. Samplers also serve
     Subscribe and Fetch, to relay the versions in their memory to other samplers. A sampler that relays versions
-    ignores `resume_version`, unless this is the newest version in the sampler's memory.
+    ignores `resume_version`, unless it names the newest version in the sampler's memory.
     """
 
     @_abc_1.abstractmethod

@@ -58,10 +58,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ADAPTER_NOT_FOUND: _ErrorReason.ValueType  # 30
     """NOT_FOUND. The caller has no such adapter. Metadata: adapterId."""
     ERROR_REASON_ADAPTER_EXPIRED: _ErrorReason.ValueType  # 47
-    """NOT_FOUND. The adapter was removed because it was not used for a long time. Its training was saved before:
-    `checkpointPath` is the path of the checkpoint, which a new adapter can load; it is empty if the adapter was not
-    trained. `setting` is the name of the model service's setting that limits the time. Metadata: adapterId, setting,
-    checkpointPath.
+    """NOT_FOUND. The adapter was removed because it was not used for a long time. If it was trained, its state was saved
+    as a checkpoint first. `checkpointPath` is the path of that checkpoint, which a new adapter can load; it is empty
+    if the adapter was not trained. `setting` is the name of the model service's setting that limits the time.
+    Metadata: adapterId, setting, checkpointPath.
     """
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 31
     """NOT_FOUND. The adapter has no such version or no published version, or the version was evicted from the ring.
@@ -309,10 +309,10 @@ ERROR_REASON_SCOPE_MISSING: ErrorReason.ValueType  # 22
 ERROR_REASON_ADAPTER_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND. The caller has no such adapter. Metadata: adapterId."""
 ERROR_REASON_ADAPTER_EXPIRED: ErrorReason.ValueType  # 47
-"""NOT_FOUND. The adapter was removed because it was not used for a long time. Its training was saved before:
-`checkpointPath` is the path of the checkpoint, which a new adapter can load; it is empty if the adapter was not
-trained. `setting` is the name of the model service's setting that limits the time. Metadata: adapterId, setting,
-checkpointPath.
+"""NOT_FOUND. The adapter was removed because it was not used for a long time. If it was trained, its state was saved
+as a checkpoint first. `checkpointPath` is the path of that checkpoint, which a new adapter can load; it is empty
+if the adapter was not trained. `setting` is the name of the model service's setting that limits the time.
+Metadata: adapterId, setting, checkpointPath.
 """
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 31
 """NOT_FOUND. The adapter has no such version or no published version, or the version was evicted from the ring.

@@ -189,7 +189,7 @@ class ListRunsRequest(_message.Message):
     session_id: _builtins.str
     """Lists only runs that were created in this session. Empty selects all."""
     is_active: _builtins.bool
-    """If true, lists only runs that can be trained. If false, lists only the others. If unset, lists all runs."""
+    """If true, lists only runs that can be trained. If false, lists only the other runs. If unset, lists all runs."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Lists only runs that have all of these labels with these values. At most 16."""
@@ -284,11 +284,13 @@ class ListRunCheckpointsRequest(_message.Message):
     page_token: _builtins.str
     """The `next_page_token` of the previous page. Empty requests the first page."""
     is_optimizer_included: _builtins.bool
-    """If true, lists only checkpoints from which training can resume. If false, lists only the others. If unset, lists
-    all.
+    """If true, lists only checkpoints from which training can resume. If false, lists only the other checkpoints. If
+    unset, lists all.
     """
     is_public: _builtins.bool
-    """If true, lists only checkpoints that every tenant can read. If false, lists only the others. If unset, lists all."""
+    """If true, lists only checkpoints that every tenant can read. If false, lists only the other checkpoints. If unset,
+    lists all.
+    """
     base_model: _builtins.str
     """Lists only checkpoints of this base model. Empty selects all."""
     @_builtins.property

@@ -117,7 +117,7 @@ class Export(_message.Message):
     read_bytes: _builtins.int
     """Number of bytes of the archive that the current or last attempt has read."""
     size_bytes: _builtins.int
-    """Size of the archive in bytes. 0 until an attempt has found it."""
+    """Size of the archive in bytes. 0 until an attempt has determined it."""
     attempt_count: _builtins.int
     """Number of attempts, including the current one."""
     url: _builtins.str

@@ -156,9 +156,9 @@ class ApiKey(_message.Message):
     display_name: _builtins.str
     """Human-readable name."""
     project_id: _builtins.str
-    """Project of sessions that are created with this key and do not name a project. Empty for none."""
+    """Project of sessions that are created with this key and do not name a project. Empty for no project."""
     replaces_key_id: _builtins.str
-    """Id of the key that this key replaces. Empty if it replaces none."""
+    """Id of the key that this key replaces. Empty if it replaces no key."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[Global___Scope.ValueType]:
         """Permissions of the key."""
@@ -321,7 +321,7 @@ class CreateKeyRequest(_message.Message):
     display_name: _builtins.str
     """Human-readable name."""
     project_id: _builtins.str
-    """Project of sessions that are created with this key and do not name a project. Empty for none."""
+    """Project of sessions that are created with this key and do not name a project. Empty for no project."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[Global___Scope.ValueType]:
         """Permissions of the key, at least one."""

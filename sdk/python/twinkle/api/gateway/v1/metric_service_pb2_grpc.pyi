@@ -34,10 +34,10 @@ class MetricServiceStub:
     """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
     stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
     A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
-    (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE
-    (ERROR_REASON_DRAINING) if the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED
-    (ERROR_REASON_QUEUE_FULL) if the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
-    if stored points are damaged.
+    (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE (ERROR_REASON_DRAINING) if
+    the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL) if
+    the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are
+    damaged.
     """
 
 class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -78,10 +78,10 @@ class MetricServiceServicer(metaclass=_abc_1.ABCMeta):
         """Follows the metrics of runs: first a message about each run, then the points that any gateway of the deployment
         stores, usually within a second. The stream continues after a run has ended, because programs may still log values.
         A slow reader receives several changes at once. Errors: INVALID_ARGUMENT, which names the field; NOT_FOUND
-        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE
-        (ERROR_REASON_DRAINING) if the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED
-        (ERROR_REASON_QUEUE_FULL) if the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED)
-        if stored points are damaged.
+        (ERROR_REASON_RUN_NOT_FOUND) if a run does not exist or is no longer listed; UNAVAILABLE (ERROR_REASON_DRAINING) if
+        the gateway stops: call WatchMetrics again with the resume tokens; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL) if
+        the tenant has 100 watches at this gateway; DATA_LOSS (ERROR_REASON_STORED_DATA_DAMAGED) if stored points are
+        damaged.
         """
 
 def add_MetricServiceServicer_to_server(servicer: MetricServiceServicer, server: _aio.Server) -> None: ...

@@ -122,7 +122,7 @@ class Session(_message.Message):
     client: _builtins.str
     """Name and version of the client."""
     project_id: _builtins.str
-    """Project that the session belongs to. Empty if it belongs to none."""
+    """Project that the session belongs to. Empty if the session has no project."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the owner attached to the session."""

@@ -277,7 +277,7 @@ class ListTracesRequest(_message.Message):
     sequence_number: _builtins.int
     """Lists only traces of the run's operation with this number. Requires `run_id`. 0 selects all."""
     is_error: _builtins.bool
-    """If true, lists only traces with a failed span. If false, lists only the others. If unset, lists all."""
+    """If true, lists only traces with a failed span. If false, lists only the other traces. If unset, lists all."""
     is_background_included: _builtins.bool
     """Whether to also list traces whose calls only read data or maintain a connection, such as heartbeats."""
     is_all_tenants: _builtins.bool

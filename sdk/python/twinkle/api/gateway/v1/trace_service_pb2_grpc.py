@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class TraceServiceStub:
-    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on the
-    same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
+    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on
+    the same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
     their files have a limited size, so old traces disappear. If the gateway has no such folder, all methods fail with
     UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET).
-
-    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and traces
+    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and
+    traces
     without a span of the caller's tenant are not listed. Any valid API key may call the methods for its own tenant.
     """
 
@@ -54,12 +54,12 @@ class TraceServiceStub:
 
 
 class TraceServiceServicer:
-    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on the
-    same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
+    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on
+    the same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
     their files have a limited size, so old traces disappear. If the gateway has no such folder, all methods fail with
     UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET).
-
-    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and traces
+    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and
+    traces
     without a span of the caller's tenant are not listed. Any valid API key may call the methods for its own tenant.
     """
 
@@ -100,12 +100,12 @@ def add_TraceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TraceService:
-    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on the
-    same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
+    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on
+    the same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
     their files have a limited size, so old traces disappear. If the gateway has no such folder, all methods fail with
     UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET).
-
-    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and traces
+    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and
+    traces
     without a span of the caller's tenant are not listed. Any valid API key may call the methods for its own tenant.
     """
 

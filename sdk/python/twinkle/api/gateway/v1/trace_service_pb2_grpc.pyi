@@ -13,12 +13,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TraceServiceStub:
-    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on the
-    same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
+    """ Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on
+    the same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
     their files have a limited size, so old traces disappear. If the gateway has no such folder, all methods fail with
     UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET).
-
-    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and traces
+     A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and
+    traces
     without a span of the caller's tenant are not listed. Any valid API key may call the methods for its own tenant.
     """
 
@@ -31,12 +31,12 @@ class TraceServiceStub:
     """Returns the spans of a trace. Errors: NOT_FOUND (ERROR_REASON_TRACE_NOT_FOUND)."""
 
 class TraceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on the
-    same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
+    """ Lists and returns traces. They are read from the folder `telemetry.trace_dir` of the gateway, to which services on
+    the same machine write spans; `twinkle up` configures such a folder. Spans appear about a second after their end, and
     their files have a limited size, so old traces disappear. If the gateway has no such folder, all methods fail with
     UNIMPLEMENTED (ERROR_REASON_NOT_BUILT_YET).
-
-    A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and traces
+     A span belongs to the tenant of the call in which it was recorded. Spans of other tenants are not returned, and
+    traces
     without a span of the caller's tenant are not listed. Any valid API key may call the methods for its own tenant.
     """
 

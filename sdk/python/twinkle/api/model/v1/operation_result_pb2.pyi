@@ -117,7 +117,7 @@ class LayerHealth(_message.Message):
     """Norm of the layer's weights before the step."""
     relative_update: _builtins.float
     """Norm of the change of the weights, divided by the norm of the weights before the step. 0 if nothing changed, and
-    infinity if only the norm before the step is 0.
+    infinity if the weights changed and their norm before the step is 0.
     """
     non_finite_location: _builtins.str
     """First element that is infinite or NaN, such as "lora_B[3, 7] of the weight". Empty if all elements are finite."""
