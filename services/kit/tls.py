@@ -60,11 +60,11 @@ class Material:
     """Contents of the certificate files of a configuration."""
 
     certificate: bytes
-    """PEM chain; empty if none is configured."""
+    """PEM chain; empty if no certificate is configured."""
     key: bytes
-    """PEM; empty if none is configured."""
+    """PEM; empty if no key is configured."""
     authorities: bytes | None
-    """PEM; None if none are configured."""
+    """PEM; None if no authorities are configured."""
     expire_time: datetime | None
     """Expiry of the certificate, in UTC; None without a certificate."""
 

@@ -21,7 +21,7 @@ class Piece:
 
     size_bytes: int
     file: IO[bytes] | None = None
-    """Source of the bytes; None if they are `content`."""
+    """Source of the bytes; None if `content` contains the bytes."""
     file_offset: int = 0
     """Offset of the first byte in the file."""
     content: bytes = b''

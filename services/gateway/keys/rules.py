@@ -120,7 +120,7 @@ class IssuedKey:
     key: ApiKey
     secret: str = field(repr=False)
     replaced: ApiKey | None = None
-    """Key that the new one replaces; None if it replaces none."""
+    """Key that the new key replaces; None if it replaces no key."""
 
 
 def new_secret(key_id: str) -> str:

@@ -19,7 +19,7 @@ MAX_LISTED = 100_000
 MAX_WATCHED = 20
 """Maximum number of runs in a watch."""
 MAX_WATCHES = 100
-"""Maximum number of a tenant's watches at one gateway. A client that reads nothing keeps a message of about 2.5 MB."""
+"""Maximum number of a tenant's watches at one gateway. A watch whose client does not read occupies about 2.5 MB."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MetricUpdate:
     run_id: str
     series: Sequence[Series]
     is_snapshot: bool
-    """Whether these are all selected points, which replace those that the watcher has."""
+    """Whether these are all selected points of the run. They then replace the points that the watcher has."""
     revision: int
     """Revision of the run up to which the watcher then has all points; see `MetricStore`."""
 

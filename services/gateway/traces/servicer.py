@@ -66,8 +66,8 @@ def trace_filter_from_proto(request: messages.ListTracesRequest) -> TraceFilter:
     """Return the filter for traces.
 
     Raises:
-        InvalidField: an id has too many or control characters, a number or the duration is out of range, or a number is
-            given without its run.
+        InvalidField: an id has too many characters or control characters, a number or the duration is out of range, or
+            a number is given without its run.
     """
     number = not_negative(request.sequence_number, 'sequence_number')
     if number and not request.run_id:

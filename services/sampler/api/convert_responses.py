@@ -142,7 +142,7 @@ def _spans_to_proto(spans: list[VersionSpan]) -> list[sampling_pb2.VersionSpan]:
 
 
 def _top_to_proto(rows: list[TopTokens] | list[TopTokens | None] | None) -> sampling_pb2.TopLogprobs | None:
-    """Return tensors of shape `[T, k]` for T rows, where k is the length of the longest row; None if all are empty.
+    """Return tensors of shape `[T, k]` for T rows, with k as the length of the longest row; None if all are empty.
 
     Shorter rows are filled with token 0 and log-probability -infinity.
     """
