@@ -55,8 +55,7 @@ class MetricStore(Protocol):
     ) -> Sequence[Series] | None:
         """Return the selected points with revisions from `after` + 1 to `until`.
 
-        Points that were replaced after `until` are omitted. The result is None if there are too many points for an
-        update.
+        Points that were replaced after `until` are omitted. Return None if there are too many points for an update.
 
         Raises:
             RunDataDamaged: the stored points of the run cannot be read.

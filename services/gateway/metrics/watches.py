@@ -179,7 +179,7 @@ class MetricWatches:
         _wake(run)
 
     async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
-        """Return the first update of a run, or the points that the watcher does not have; None if there are none."""
+        """Return the first update of a run, or the points that the watcher does not have; None without such points."""
         if self._is_closing:
             raise Draining()
         known = watcher.known[key]

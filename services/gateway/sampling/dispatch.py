@@ -115,7 +115,7 @@ class Dispatch:
             raise
 
     async def _wait_for(self, replica: Replica | None, attempt: Attempt) -> None:
-        """Wait until a request may run at `replica`, which may leave meanwhile; if it is None, wait for any replica."""
+        """Wait until a request may run at `replica`, which may leave meanwhile; without a replica, wait for any."""
         if replica is not None:
             try:
                 async with asyncio.timeout_at(attempt.deadline):
