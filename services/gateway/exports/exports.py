@@ -68,9 +68,8 @@ class Exports:
     async def start(self, caller: Caller, request: ExportRequest) -> Export:
         """Accept an export durably and return it.
 
-        Idempotency: a request with the id of an earlier request returns the export of that request, even if the
-            checkpoint has been deleted. A request with the checkpoint state, target, visibility and token of an
-            unfinished export returns that export.
+        Idempotency: a repeated request id returns the export of that id, even if the checkpoint has been deleted. A
+            request with the same checkpoint state, target, visibility and token as an unfinished export returns it.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing, superfluous or malformed.

@@ -28,8 +28,7 @@ _MODEL = 'model'
 _LIST = f'/{adapter_service_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name}/ListAdapters'
 _CREATE, _TAKE_OVER = 'CreateAdapter', 'TakeOver'
 _FIRST_OF_HOLDERS = tuple(_LIST.replace('ListAdapters', name) for name in ('EndLease', _TAKE_OVER))
-"""Methods that only one of the services of a base model can carry out; a response shows whether its service carried out
-the call."""
+"""Methods that only one of the services of a base model can run; a response shows whether its service ran it."""
 _SELECTING_FIELDS = ('base_model', 'adapter_id')
 """Fields that select the service; a base model takes precedence over an adapter."""
 _MESSAGE_FIELDS = ('operation', 'header')

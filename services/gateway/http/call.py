@@ -114,8 +114,7 @@ class Route:
     """Maps a call's headers to those that the authenticator reads."""
     identify: Callable[[HttpCall], Awaitable[Caller | None]] | None = None
     """Returns the caller of a call without an API key, or raises an error; None authenticates by the headers. If the
-    function returns None, the call is open: it is served without a caller, and all open calls share the limits of one
-    tenant."""
+    function returns None, the call is open: it is served without a caller, and open calls share one tenant's limits."""
     write_error: Callable[[HttpCall, DomainError], Awaitable[None]] | None = None
     """Writes an error for clients of a protocol without JSON errors; None writes the body that `errors` builds."""
 

@@ -48,8 +48,7 @@ def merged(key: ChunkKey, stored: bytes, new: Points) -> dict[ChunkKey, Points]:
     points = both[np.unique(both['step'], return_index=True)[1]]
     if len(points) <= CHUNK_POINTS:
         return {key: points}
-    # Points that follow all stored ones fill the chunk. Otherwise, more points may be inserted later, so both parts
-    # keep room for them.
+    # Points after all stored ones fill the chunk. Otherwise, more points may be inserted, so both parts keep space.
     is_appended = not len(before) or new['step'][0] > before['step'][-1]
     length = CHUNK_POINTS if is_appended else -(-len(points) // (len(points) // CHUNK_POINTS + 1))
     parts = [points[begin : begin + length] for begin in range(0, len(points), length)]

@@ -110,10 +110,7 @@ IndexedResponse = tuple[int, wire.SampleResponse]
 async def sample_all(
     samplers: FleetSamplers, caller: Caller, requests: Sequence[wire.SampleRequest]
 ) -> AsyncGenerator[IndexedResponse, None]:
-    """Yield all responses as they arrive.
-
-    With several requests, a failure cancels all requests, and is raised in an exception group.
-    """
+    """Yield all responses as they arrive. If one of several requests fails, cancel all and raise an exception group."""
     if len(requests) == 1:
         async with aclosing(samplers.sample(caller, requests[0])) as responses:
             async for response in responses:

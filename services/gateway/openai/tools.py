@@ -107,8 +107,7 @@ def forced_output(use: ToolUse) -> sampling_pb2.StructuredOutput:
     Raises:
         InvalidField: the schemas are too large.
     """
-    # `parameters` is the name that Llama's templates use. Structs are sorted by name, so `parameters` comes after
-    # `name`.
+    # Llama's templates use the name `parameters`. Structs are sorted by name, so `parameters` comes after `name`.
     specs = [spec for spec in map(_spec_of, use.tools) if spec['name'] in use.names]
     calls = [
         {

@@ -54,8 +54,7 @@ class SampleRequest:
     request_id: str = ''
     """Empty if the sampler chooses an id."""
     is_renamed: bool = False
-    """Whether `request_id` differs from the id in the message, because an earlier attempt may still run under that
-    id."""
+    """Whether `request_id` differs from the id in the message, under which an earlier attempt may still run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,8 +173,7 @@ class ReplicaQueue:
 
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
-        """Maximum number of sequences that the replica runs; None if the replica reports no number; then no request
-        waits."""
+        """Maximum number of sequences that the replica runs; None, if it is not reported, lets no request wait."""
         self.slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
         """Requests of the replica, waiting and granted."""
 

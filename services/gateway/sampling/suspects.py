@@ -142,8 +142,7 @@ class Suspects:
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
         self._changed = asyncio.Event()
-        """Set when a request makes progress or leaves a replica. A new event then replaces this one, because each event
-        is set only once."""
+        """Set when a request makes progress or leaves a replica; a new event then replaces this one."""
 
     def failures_of(self, attempt: Attempt) -> float:
         """Return the number of samplers that recently failed in a row with this request, or an equal one."""

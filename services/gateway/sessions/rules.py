@@ -119,8 +119,6 @@ class ParkedAdapter:
     """Result of parking an adapter."""
 
     is_idle: bool
-    """Whether the adapter is parked and has no lease. Otherwise, for example during an operation, the adapter must be
-    parked again later."""
+    """Whether the adapter is parked and has no lease. If not, as during an operation, it must be parked again later."""
     checkpoint_path: str
-    """Checkpoint that contains the adapter's current weights, saved now or earlier; empty if there is no such
-    checkpoint."""
+    """Checkpoint that contains the adapter's current weights, saved now or earlier; empty without such a checkpoint."""

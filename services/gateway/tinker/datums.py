@@ -25,11 +25,9 @@ from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, Inv
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16
-"""Maximum number of examples of a protobuf body, and of chunks of an example; two bytes suffice to encode one of
-them."""
+"""Maximum number of examples of a protobuf body, and of chunks of an example; two bytes can encode one of them."""
 TARGETS, DRAW_COUNT = 'target_prompt_logprobs', 'prompt_alt_tokens_k'
-"""Fields of a sampling request: tokens to score and number of tokens to draw at all prompt positions except the
-first."""
+"""Fields of a sampling request: tokens to score and number of tokens to draw at prompt positions after the first."""
 MAX_INPUTS = 64
 """Maximum number of inputs of a loss."""
 _NATIVE_NAMES = {'weights': 'loss_weights', 'logprobs': 'old_logps', 'advantages': 'advantages'}
