@@ -483,8 +483,8 @@ class CheckpointUploadHeader(_message.Message):
     with gzip. Required.
     """
     sha256: _builtins.bytes
-    """SHA-256 digest of the bytes to send, 32 bytes. If empty, it is not verified. If the complete archive does not match,
-    it is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
+    """SHA-256 digest of the bytes to send, 32 bytes. If empty, it is not verified. A complete archive that does not match
+    is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
     """
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

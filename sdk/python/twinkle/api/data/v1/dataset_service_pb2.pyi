@@ -107,8 +107,8 @@ class UploadHeader(_message.Message):
     size_bytes: _builtins.int
     """Size of the complete file in bytes, equal in every stream of an upload."""
     sha256: _builtins.bytes
-    """SHA-256 digest of the complete file, 32 bytes, equal in every stream of an upload. If empty, it is not verified. If
-    the complete file does not match, it is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
+    """SHA-256 digest of the complete file, 32 bytes, equal in every stream of an upload. If empty, it is not verified. A
+    complete file that does not match is discarded, and the call fails with DATA_LOSS (ERROR_REASON_DIGEST_MISMATCH).
     """
     def __init__(
         self,
