@@ -27,7 +27,7 @@ def add_reflection(services: Iterable[str], handlers: Any) -> None:
     """
     _add_v1_descriptor()
     # `enable_server_reflection` would add the synchronous servicer, because `handlers` is no server of grpc.aio.
-    servicer = reflection.aio.ReflectionServicer({*services, health.SERVICE_NAME, _V1, _V1ALPHA})
+    servicer: Any = reflection.aio.ReflectionServicer({*services, health.SERVICE_NAME, _V1, _V1ALPHA})
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, handlers)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
