@@ -15,7 +15,7 @@ SEQUENCE = st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), min_size=1, max_
 
 
 def explicit_advantages(rewards: list[float], values: list[float], gamma: float, gae_lambda: float) -> list[float]:
-    """Return the advantages of Schulman et al. 2016, eq. 16, as an explicit sum for each token."""
+    """Return the advantages of Schulman et al. 2016, eq. 16, computed as an explicit sum for each token."""
     count = len(rewards)
     next_values = [*values[1:], 0.0]
     deltas = [rewards[t] + gamma * next_values[t] - values[t] for t in range(count)]
@@ -134,7 +134,7 @@ def test_mean_penalty_is_the_divergence() -> None:
     ],
 )
 def test_inconsistent_sequences_are_refused(arguments: tuple[object, object], field: str) -> None:
-    """Invalid or inconsistent sequences are refused by an error that names the argument."""
+    """An error that names the argument refuses invalid or inconsistent sequences."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage()(*arguments)
     assert caught.value.field.startswith(field)
@@ -159,7 +159,7 @@ def test_masks_without_counted_tokens_are_refused() -> None:
     ],
 )
 def test_inconsistent_token_reward_arguments_are_refused(options: dict[str, object], field: str) -> None:
-    """Invalid and inconsistent arguments are refused by an error that names the argument."""
+    """An error that names the argument refuses invalid and inconsistent arguments."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage.build_token_rewards([1.0], **{'lengths': [2], **options})
     assert caught.value.field == field

@@ -58,7 +58,7 @@ def test_rloo_baseline_is_the_mean_of_the_others() -> None:
 
 
 def test_rloo_is_unbiased() -> None:
-    """Raising one reward by 10 raises its RLOO advantage by 10, because the baseline excludes that reward."""
+    """An RLOO advantage rises by 10 if its reward rises by 10, because the baseline excludes this reward."""
     before = RLOOAdvantage()([1.0, 2.0, 3.0], 3)
     after = RLOOAdvantage()([11.0, 2.0, 3.0], 3)
     assert after[0] - before[0] == pytest.approx(10)
@@ -79,7 +79,7 @@ def test_advantages_of_a_group_sum_to_zero(case: tuple[int, list[list[float]]]) 
 
 @given(REWARDS, st.floats(-1000, 1000))
 def test_constant_bonus_does_not_change_advantages(case: tuple[int, list[list[float]]], bonus: float) -> None:
-    """A constant added to all rewards does not change unscaled GRPO advantages."""
+    """A constant that is added to all rewards does not change unscaled GRPO advantages."""
     group, rewards = case
     flat = np.array(rewards).reshape(-1)
     assert GRPOAdvantage()(flat + bonus, group, 'none') == pytest.approx(GRPOAdvantage()(flat, group, 'none'), abs=1e-9)
@@ -96,13 +96,13 @@ def test_rloo_is_proportional_to_unscaled_grpo(case: tuple[int, list[list[float]
 
 
 def test_equal_rewards_have_zero_advantages() -> None:
-    """Equal rewards have advantages of exactly 0, although the mean is rounded."""
+    """Equal rewards have advantages of exactly 0, although the computed mean is rounded."""
     assert GRPOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
     assert RLOOAdvantage()([0.1] * 3, 3).tolist() == [0.0] * 3
 
 
-def test_without_generations_the_batch_is_one_group() -> None:
-    """The default of `num_generations` compares all completions with each other."""
+def test_batch_is_one_group_by_default() -> None:
+    """All completions are compared with each other if `num_generations` is unset."""
     assert GRPOAdvantage()([1.0, 2.0, 6.0], scale='none').tolist() == [-2.0, -1.0, 3.0]
 
 
@@ -125,7 +125,7 @@ def test_without_generations_the_batch_is_one_group() -> None:
     ],
 )
 def test_invalid_rewards_are_refused(rewards: object, generations: object, field: str) -> None:
-    """Invalid rewards and invalid group sizes are refused by an error that names the argument."""
+    """An error that names the argument refuses invalid rewards and invalid group sizes."""
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
         with pytest.raises(InvalidAdvantageInput) as caught:
             estimator(rewards, generations)
@@ -148,7 +148,7 @@ def test_errors_are_picklable() -> None:
 
 
 class BestOfOthers(GroupAdvantage):
-    """Custom estimator whose baseline is the best reward of the group."""
+    """Custom estimator whose baseline is the best other reward of the group."""
 
     def centre(self, rewards_PG: FloatVector) -> FloatVector:
         return rewards_PG - rewards_PG.max(axis=1, keepdims=True)

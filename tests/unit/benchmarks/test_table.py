@@ -1,4 +1,4 @@
-"""The performance table: its page shows all ratios, and ratios that have fallen are reported."""
+"""The performance table: its page shows all ratios, and a comparison reports ratios that have fallen."""
 
 import json
 from dataclasses import asdict
@@ -21,7 +21,7 @@ def recorded() -> dict[str, Any]:
 
 
 def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
-    """The page has a line for each row, with its ratio and the spread of the rounds if there are several."""
+    """The page has a line for each row with its ratio; the line also shows the spread if there are several rounds."""
     del recorded['ratios'][-1]['least']
     lines = render(recorded).splitlines()[-len(ROWS) :]
     for line, row in zip(lines, ROWS, strict=True):
@@ -32,7 +32,7 @@ def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
 
 
 def test_committed_page_shows_the_committed_record() -> None:
-    """The page in the documentation is the rendered record, and the record has every row of the table, in order."""
+    """The page in the documentation is rendered from the record; the record has every row of the table, in order."""
     record = json.loads(RECORD.read_text())
     assert PAGE.read_text() == render(record)
     assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [
@@ -41,7 +41,7 @@ def test_committed_page_shows_the_committed_record() -> None:
 
 
 def test_rows_name_benchmarks_that_exist() -> None:
-    """The command of each row starts with the name of a benchmark, and has options only if the benchmark has some."""
+    """The command of each row starts with a benchmark's name, and has options only if this benchmark has options."""
     for row in ROWS:
         name, *options = row.command.split()
         assert name in benches.BENCHMARKS
@@ -49,7 +49,7 @@ def test_rows_name_benchmarks_that_exist() -> None:
 
 
 def test_a_fall_of_more_than_five_percent_is_reported(recorded: dict[str, Any]) -> None:
-    """The report names only rows that have fallen by more than 5 %; the order of the rows does not matter."""
+    """The report names exactly the rows that have fallen by more than 5 %; the order of the rows does not matter."""
     factors = [0.94, 0.96, *[1.5] * (len(ROWS) - 2)]
     measured = [
         {**ratio, 'median': ratio['median'] * factor} for ratio, factor in zip(recorded['ratios'], factors, strict=True)
@@ -70,7 +70,7 @@ def test_equal_ratios_are_reported_as_such(recorded: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(('fact', 'value'), [('processor', 'Z80'), ('cores', 1024), ('accelerators', ['X, 1 MiB'])])
 def test_other_machines_are_not_compared(recorded: dict[str, Any], fact: str, value: Any) -> None:
-    """A run on another machine reports the property that differs, with its value."""
+    """A run on another machine reports the value of the property that differs, instead of ratios."""
     hardware = recorded['hardware']
     assert difference_of_machines(hardware, hardware) == ''
     report = difference_of_machines(hardware, {**hardware, fact: value})

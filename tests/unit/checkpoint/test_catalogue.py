@@ -48,7 +48,7 @@ def make_catalogue(*checkpoints: Checkpoint) -> Catalogue:
 
 
 def test_lookups_are_by_tenant() -> None:
-    """A checkpoint is not found under the same name by another tenant."""
+    """Another tenant cannot find a checkpoint by the same name."""
     catalogue = make_catalogue(make_checkpoint())
     assert catalogue.checkpoint(KEY, now=NOW) == make_checkpoint()
     with pytest.raises(CheckpointNotFound):
@@ -89,7 +89,7 @@ def test_repeated_request_finds_its_checkpoint(*, is_overwrite_allowed: bool) ->
 
 
 def test_restore_returns_the_versions_beyond_the_capacity() -> None:
-    """Versions beyond a reduced ring capacity are returned by `restore`."""
+    """If the ring's capacity was reduced, `restore` returns the versions that no longer fit."""
     versions = [
         AdapterVersion(adapter=KEY.adapter, version=n, digest='d', size_bytes=1, is_pinned=n == 1, create_time=NOW)
         for n in (4, 2, 1, 3, 5)
@@ -105,10 +105,8 @@ def test_restore_returns_the_versions_beyond_the_capacity() -> None:
     limit=st.integers(0, 4),
     polls=st.sets(st.integers(0, 39)),
 )
-def test_a_follower_has_the_current_state_or_must_restart(
-    steps: list[tuple[int, bool]], limit: int, polls: set[int]
-) -> None:
-    """A follower that polls at any time, and restarts if the log is incomplete, has the current state."""
+def test_a_follower_has_the_current_state(steps: list[tuple[int, bool]], limit: int, polls: set[int]) -> None:
+    """A follower that polls at any time, and starts again if the log is incomplete, has the current state."""
     log = ChangeLog(deletion_limit=limit)
     expected: set[str] = set()
     followed: set[str] = set()
@@ -128,7 +126,7 @@ def test_a_follower_has_the_current_state_or_must_restart(
 
 
 def test_revision_of_an_earlier_process_is_refused() -> None:
-    """A revision from an earlier process is not accepted by a new log."""
+    """A new log refuses a revision from an earlier process."""
     assert not ChangeLog(deletion_limit=3).is_complete_after(1)
 
 
@@ -150,14 +148,14 @@ def test_a_transfer_has_header_chunks_and_commit(kinds: list[FrameKind]) -> None
 
 @pytest.mark.parametrize('path', ['twinkle://ad-1/weights/final', 'ad-1/weights/final'])
 def test_path_and_id_give_the_same_key(path: str) -> None:
-    """A checkpoint path and its id without the scheme give the same key."""
+    """A checkpoint path gives the same key with and without its scheme."""
     assert parse_checkpoint_path('alice', path) == KEY
     assert KEY.path == 'twinkle://ad-1/weights/final'
 
 
 @given(path=st.text(max_size=40))
 def test_parsing_any_path_is_safe(path: str) -> None:
-    """A parsed path has the same spelling as its key; other text gives no key."""
+    """A parsed path is spelled like its key; other text gives no key."""
     key = parse_checkpoint_path('alice', path)
     assert key is None or path in {key.path, key.checkpoint_id}
 
@@ -181,7 +179,7 @@ async def test_changes_of_one_adapter_do_not_overlap() -> None:
 
 
 async def test_a_change_is_finished_when_its_caller_is_cancelled() -> None:
-    """A change that has started completes before the cancellation of its caller takes effect."""
+    """A change that has started completes before its caller's cancellation takes effect."""
     begun, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def change() -> None:
@@ -201,7 +199,7 @@ async def test_a_change_is_finished_when_its_caller_is_cancelled() -> None:
 
 
 async def test_announcements_reach_the_watchers_of_their_topic() -> None:
-    """An announcement sets the events of all watchers of its topic and of no others."""
+    """An announcement sets the events of all watchers of its topic, and no other events."""
     announcements = Announcements()
     with announcements.watch('a') as first, announcements.watch('a') as second, announcements.watch('b') as other:
         announcements.announce('a')
@@ -210,7 +208,7 @@ async def test_announcements_reach_the_watchers_of_their_topic() -> None:
 
 
 async def test_closing_fails_every_wait() -> None:
-    """Closing makes running and later waits raise Draining."""
+    """Closing makes current and later waits raise Draining."""
     announcements = Announcements()
     with announcements.watch('a') as changed:
         waiting = asyncio.ensure_future(announcements.wait(changed))

@@ -1,7 +1,7 @@
 """A crash or a disk error at every step of a commit, a replacement, an update and a deletion on disk.
 
-The disk of these tests fails at its n-th change, for every n. A new store must then find either the old state or the
-new one, and no other files.
+The disk fails at its n-th change, for every n. A new store must then find either the old state or the new state, and no
+other files.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ ACTIONS: dict[str, tuple[bool, Action, list[tuple[Record, PackedState] | None]]]
     'update': (True, lambda store: store.update(PINNED), [(_record(OLD), OLD), (PINNED, OLD)]),
     'delete': (True, lambda store: store.delete(KEY), [(_record(OLD), OLD), None]),
 }
-"""Whether the old state exists before the action, the action itself, and the states that may exist after it."""
+"""Whether the old state exists before the action, the action, and the states that may exist after it."""
 
 
 @pytest.mark.parametrize('name', ACTIONS)
@@ -84,7 +84,7 @@ async def _crash_everywhere(tmp_path: Path, name: str) -> None:
             break
     threads.close()
     assert step > 2
-    # The new state stays visible: with later crashes the outcome changes from old to new exactly once.
+    # Over all crash steps, the outcome changes exactly once, from the old state to the new one.
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert seen[-1] == 1
@@ -116,7 +116,7 @@ async def test_a_disk_error_at_any_step_leaves_the_old_or_the_new(
 
 
 async def test_a_deletion_leaves_the_state_that_is_being_written(tmp_path: Path) -> None:
-    """A new state is complete after its commit even if the earlier state is deleted before the commit."""
+    """A new state is complete after its commit, even if the old state is deleted before the commit."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     for is_damaged in (False, True):
@@ -186,7 +186,7 @@ async def _open_state(store: FolderStore) -> PackedState | None:
 
 
 def _assert_clean(root: Path, *, is_empty: bool) -> None:
-    """Check that there is exactly one record with its files, or nothing if `is_empty`."""
+    """Check that there is exactly one record with its files, or no file if `is_empty`."""
     states = root / 'states'
     folders = [path for path in states.glob('*/*/*/*/*') if path.is_dir()]
     records = list(states.glob('*/*/*/*/record.json'))

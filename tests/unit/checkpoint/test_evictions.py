@@ -1,4 +1,4 @@
-"""Evicted versions are deleted in the background, and a restart finds those that remain."""
+"""Evicted versions are deleted in the background, and a restart finds the remaining ones."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def threads() -> Iterator[Threads]:
 
 
 class BrokenStore(MemoryStore):
-    """A store that cannot delete version 1 while it is broken."""
+    """A store that fails to delete version 1 while `is_broken` is set."""
 
     is_broken = True
 
@@ -71,7 +71,7 @@ async def test_failed_deletion_does_not_block_others(threads: Threads) -> None:
 
 
 async def test_the_next_start_deletes_versions_beyond_the_ring(threads: Threads) -> None:
-    """Versions that a process did not delete before it exited are returned by the next `restore`."""
+    """The next `restore` returns versions that an exited process has not deleted."""
     store = MemoryStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     catalogue = Catalogue(ring_capacity=2, pin_limit=1)
@@ -86,7 +86,7 @@ async def _registry(store: MemoryStore) -> Registry:
 
 
 async def test_unpinning_succeeds_although_the_evicted_version_remains(threads: Threads) -> None:
-    """Unpinning a version succeeds even if the version that is evicted cannot be deleted."""
+    """Unpinning a version succeeds even if the version that it evicts cannot be deleted."""
     store = BrokenStore(threads)
     records = [await put(store, number) for number in (1, 2, 3)]
     await store.update(replace(records[2], is_pinned=True))

@@ -1,4 +1,4 @@
-"""States that do not fit on the disk are refused before anything is written."""
+"""States that do not fit on the disk are refused before any data is written."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,7 +37,7 @@ def huge_manifest() -> WeightManifest:
 async def test_state_that_does_not_fit_on_the_disk_is_refused(
     tmp_path: Path, threads: Threads, key: VersionKey | CheckpointKey
 ) -> None:
-    """The first chunk of a state that is larger than the free space is refused, and no file is created."""
+    """The first chunk of a state that exceeds the free space is refused, and no file is created."""
     writer = FolderStore(open_disk(str(tmp_path)), threads).begin(key, huge_manifest())
     (chunk, *_) = iter_chunks(STATE.data)
     with pytest.raises(DiskFull) as caught:

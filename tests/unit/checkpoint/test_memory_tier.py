@@ -1,4 +1,4 @@
-"""The memory tier: its capacity, the versions that a killed process leaves, and the removal of abandoned segments."""
+"""The memory tier: its capacity, the versions of a killed process, and the removal of abandoned segments."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ async def host(tmp_path: Path, threads: Threads) -> Host:
 
 
 async def test_versions_are_served_from_memory_before_they_are_durable(host: Host) -> None:
-    """A version can be opened, with its segment, before it is in the durable store."""
+    """A version can be opened, with its segment, before the durable store has it."""
     tier = host.tier()
     await put(tier, 1)
     assert await host.durable.load() == []
@@ -60,7 +60,7 @@ async def test_versions_are_served_from_memory_before_they_are_durable(host: Hos
 
 
 async def test_pinned_versions_are_durable_when_the_call_returns(host: Host) -> None:
-    """A version that is published pinned, or pinned later, is in the durable store when the call returns."""
+    """When a call that publishes a pinned version or pins a version returns, the durable store has this version."""
     tier = host.tier()
     records = [await put(tier, 1, is_pinned=True), replace(await put(tier, 2), is_pinned=True)]
     await tier.update(records[1])
@@ -68,7 +68,7 @@ async def test_pinned_versions_are_durable_when_the_call_returns(host: Host) -> 
 
 
 async def test_published_version_survives_its_process(host: Host) -> None:
-    """The next process finds a published version in shared memory and spills it."""
+    """The next process finds a published version in shared memory, and spills it to the durable store."""
     record = await put(first := host.tier(), 1)
     writer = first.begin(VersionKey(ADAPTER, 2), make_state(2).manifest)
     await writer.add(next(iter_chunks(make_state(2).data, chunk_bytes=1000)))
@@ -85,7 +85,7 @@ async def test_published_version_survives_its_process(host: Host) -> None:
 
 
 async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) -> None:
-    """Deleted versions are unmapped even while an earlier version cannot be written to disk."""
+    """Deleted versions are unmapped even while the disk does not accept an earlier version."""
     tier = host.tier()
     host.durable.gate.clear()
     async with spilling(tier):
@@ -98,7 +98,7 @@ async def test_deleted_versions_take_no_memory_while_the_disk_hangs(host: Host) 
 
 
 async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
-    """A version is not spilled while versions are read, unless it is pinned."""
+    """An unpinned version is not spilled while versions are read."""
     tier = host.tier(quiet_seconds=1000, patience_seconds=1000)
     record = await put(tier, 1)
     async with spilling(tier):
@@ -111,7 +111,7 @@ async def test_spill_waits_for_a_quiet_period(host: Host) -> None:
 
 @pytest.mark.parametrize('reason', [{'patience_seconds': 0}, {'count': 1}, {'quiet_seconds': 0}])
 async def test_wait_for_a_quiet_period_is_limited(host: Host, reason: dict[str, Any]) -> None:
-    """A version is spilled after `patience_seconds`, if memory is short, or after `quiet_seconds` without use."""
+    """A version is spilled after `patience_seconds`, when memory is short, or after `quiet_seconds` without use."""
     tier = host.tier(**({'quiet_seconds': 1000, 'patience_seconds': 1000} | reason))
     async with spilling(tier):
         await put(tier, 1)
@@ -119,7 +119,7 @@ async def test_wait_for_a_quiet_period_is_limited(host: Host, reason: dict[str, 
 
 
 async def test_update_after_a_deletion_fails(host: Host) -> None:
-    """An update that waits for a deletion fails and does not restore the record."""
+    """An update that waits for a deletion fails and does not create the record again."""
     tier = host.tier()
     record = await put(tier, 1)
     source = await tier.open_state(VersionKey(ADAPTER, 1), is_adapter_only=True)
@@ -135,7 +135,7 @@ async def test_update_after_a_deletion_fails(host: Host) -> None:
 
 
 async def test_least_recently_used_version_is_removed_from_memory(host: Host) -> None:
-    """The least recently used version is removed from memory and is then read from the durable store."""
+    """The least recently used version is removed from memory, and later reads come from the durable store."""
     tier = host.tier(count=3)
     async with spilling(tier):
         for number in (1, 2, 3):
@@ -166,7 +166,7 @@ async def test_slow_disk_delays_publishers_and_loses_nothing(host: Host) -> None
 
 
 async def test_failed_spill_is_retried(host: Host) -> None:
-    """A version whose spill failed is served from memory, and the spill is retried."""
+    """A version whose spill failed is served from memory, and its spill is retried."""
     host.durable.refusals = 1
     tier = host.tier()
     record = await put(tier, 1)
@@ -177,7 +177,7 @@ async def test_failed_spill_is_retried(host: Host) -> None:
 
 
 async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
-    """A version deleted during its spill is not in the durable store; its segment exists until its reader closes."""
+    """A version deleted during its spill is not in the durable store. Its segment exists until its reader closes."""
     host.durable.gate.clear()
     tier = host.tier()
     await put(tier, 1)
@@ -199,7 +199,7 @@ async def test_a_deleted_version_never_reaches_the_disk(host: Host) -> None:
 
 
 async def test_a_publishers_segment_is_adopted(host: Host) -> None:
-    """An adopted segment is verified, and remains after the publisher removes its name."""
+    """An adopted segment is verified, and remains after its publisher removes its name."""
     tier, publisher = host.tier(), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     segment.data[:] = make_state(1).data
@@ -220,7 +220,7 @@ async def test_a_publishers_segment_is_adopted(host: Host) -> None:
 
 
 async def test_segment_is_copied_if_memory_is_full(host: Host) -> None:
-    """An adopted segment is copied to the durable store if memory is full; an invalid reference is refused."""
+    """If memory is full, an adopted segment is copied to the durable store; an invalid reference is refused."""
     tier, publisher = host.tier(count=0), Segments(host.folder / 'memory')
     segment = publisher.create(STATE_BYTES)
     segment.data[:] = make_state(1).data
@@ -268,7 +268,7 @@ async def test_flush_leaves_no_segment_in_memory(host: Host) -> None:
 
 
 async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Path) -> None:
-    """Segments of a store whose folder was removed are deleted by the next service; those of a stopped store remain."""
+    """The next service deletes the segments of a store whose folder was removed, and keeps those of a stopped store."""
     removed, stopped = tmp_path / 'gone', tmp_path / 'stopped'
     segments = Segments(host.folder / 'memory')
     for home in (removed, stopped):
@@ -284,7 +284,7 @@ async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Pat
 
 
 async def test_memory_of_a_store_is_used_by_one_process(host: Host) -> None:
-    """The shared memory of a store cannot be opened a second time while it is in use."""
+    """A second process cannot open the shared memory of a store while it is in use."""
     tier = host.tier()
     with pytest.raises(InUse):
         host.tier()

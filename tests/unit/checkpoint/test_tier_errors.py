@@ -1,6 +1,6 @@
-"""An error of the disk or of the shared memory at every step of a change of a version in memory.
+"""A disk or shared-memory error at every step of a change of a version in memory.
 
-A failed change must leave the old version and a successful change the new one, in the tier and after a restart.
+After a failed change, the tier and a restarted tier must have the old version; after a successful one, the new version.
 """
 
 import errno
@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[AdapterVersion | None, Change, AdapterVersion | None]] 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize('name', CHANGES)
 async def test_an_error_at_any_step_leaves_the_old_or_the_new_version(tmp_path: Path, name: str, number: int) -> None:
-    """A failed change leaves the old version in memory and after a restart; a successful change leaves the new one."""
+    """A failed change leaves the old version in memory and after a restart; a successful one leaves the new one."""
     old, change, new = CHANGES[name]
     threads = Threads('store', count=1)
     counter, step = ChangeCounter(), -1
@@ -109,7 +109,7 @@ async def _succeeds(change: Awaitable[object]) -> bool:
 
 
 async def _has_version(tier: MemoryTier) -> bool:
-    """Return whether the version can be read, after checking its bytes."""
+    """Return whether the tier has the version, and check its bytes."""
     try:
         data = await read(tier, 1)
     except VersionNotFound:

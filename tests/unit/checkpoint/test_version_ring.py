@@ -74,7 +74,7 @@ def _change(ring: VersionRing, verb: str, number: int, *, newest: int, pinned: s
 
 
 def test_get_returns_a_version_by_number_or_the_newest() -> None:
-    """A version is found by number, and 0 means the newest; the error for a missing version contains the number."""
+    """A version is found by its number; 0 means the newest version. The error for a missing version has its number."""
     ring = make_ring(3, 5)
     assert (ring.get(3).version, ring.get(0).version) == (3, 5)
     for ring_, number in ((ring, 4), (make_ring(), 0)):
@@ -85,14 +85,14 @@ def test_get_returns_a_version_by_number_or_the_newest() -> None:
 
 @pytest.mark.parametrize(('number', 'digest'), [(5, 'other'), (4, 'd'), (1, 'd')])
 def test_version_numbers_must_increase(number: int, digest: str) -> None:
-    """A number that another state uses, and an unused number lower than the newest, are refused."""
+    """A number that another state uses, and an unused number below the newest number, are refused."""
     with pytest.raises(VersionConflict):
         make_ring(3, 5).match(number, digest, is_pinned=False)
 
 
 @pytest.mark.parametrize('number', [3, 5])
 def test_equal_version_is_returned_and_not_added_again(number: int) -> None:
-    """A version with equal number and digest is returned instead of being added again."""
+    """A version with a known number and digest is returned instead of being added again."""
     found = make_ring(3, 5).match(number, 'd', is_pinned=False)
     assert found is not None
     assert found.version == number

@@ -1,4 +1,4 @@
-"""Unit tests of deltas: lossless and deterministic encoding, and refusal of damaged deltas."""
+"""Unit tests of deltas: encoding is lossless and deterministic, and damaged deltas are refused."""
 
 import math
 from contextlib import suppress
@@ -26,7 +26,7 @@ _SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
 @st.composite
 def _pairs(draw: st.DrawFn) -> tuple[PackedState, PackedState]:
-    """Return two states with equal names, dtypes and shapes; none, a tenth or most of the bytes differ."""
+    """Return two states with equal names, dtypes and shapes. No bytes, a tenth of the bytes or most bytes differ."""
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     kinds = draw(st.lists(st.tuples(st.sampled_from(sorted(_ITEM_BYTES)), _SHAPES), min_size=1, max_size=6))
     changed_share = draw(st.sampled_from([0.0, 0.1, 1.0]))
@@ -58,7 +58,7 @@ def _apply(new: PackedState, base: PackedState, delta: bytes | memoryview) -> by
 
 @given(pair=_pairs())
 def test_delta_is_lossless_and_deterministic(pair: tuple[PackedState, PackedState]) -> None:
-    """A base and a delta give the new state for all dtypes and shapes, and encoding again gives the same delta."""
+    """A base and a delta give the new state for all dtypes and shapes; encoding twice gives the same delta."""
     base, new = pair
     delta = encode_delta(new.manifest, new.data, base.data)
     assert encode_delta(new.manifest, new.data, base.data) == delta
@@ -66,7 +66,7 @@ def test_delta_is_lossless_and_deterministic(pair: tuple[PackedState, PackedStat
 
 
 def test_blocks_cover_a_state_and_share_small_tensors() -> None:
-    """Blocks cover all bytes of a state; small tensors of the same element size share a block."""
+    """Blocks cover all bytes of a state; small tensors of equal element size share a block."""
     tensors = {f's{index}': TensorData('float32', (3,), bytes(12)) for index in range(100)}
     tensors['big'] = TensorData('bfloat16', (BLOCK_BYTES,), bytes(2 * BLOCK_BYTES))
     manifest = _state(tensors).manifest
@@ -91,7 +91,7 @@ def test_separately_encoded_blocks_form_the_delta() -> None:
 
 
 def test_small_changes_compress_well() -> None:
-    """The delta of values that change only in their last bits takes less than 0.4 of their size."""
+    """The delta of values that differ only in their last bits takes less than 0.4 of their size."""
     random = np.random.default_rng(0)
     old = random.normal(0, 0.02, 1 << 18).astype(np.float32)
     new = old + random.normal(0, 3e-5, old.size).astype(np.float32)
@@ -105,7 +105,7 @@ def test_small_changes_compress_well() -> None:
 
 
 def test_a_delta_requires_equal_tensors() -> None:
-    """A different shape, dtype, name or base model makes a delta impossible."""
+    """States that differ in a shape, dtype, name or base model have no delta."""
     manifest = _random_state(1, 8).manifest
     assert is_delta_possible(manifest, _random_state(2, 8).manifest)
     assert not is_delta_possible(manifest, _random_state(1, 9).manifest)

@@ -53,19 +53,19 @@ def learn(trainer: TransformersModel, adapter_name: str | None = None) -> None:
 
 
 def scores(sampler: TorchSampler, adapter_name: str = '', **options) -> np.ndarray:
-    """Return the sampler's log-probabilities of the tokens of `FEATURE`, without the first."""
+    """Return the sampler's log-probabilities of the tokens of `FEATURE` after the first token."""
     params = SamplingParams(max_tokens=0)
     (response,) = sampler.sample(list(FEATURE['input_ids']), params, adapter_name, **options)
     return np.array(response.prompt_logprobs[1:], np.float32)
 
 
 def trained_scores(trainer: TransformersModel, **options) -> np.ndarray:
-    """Return the trainer's log-probabilities of the tokens of `FEATURE`, without the first."""
+    """Return the trainer's log-probabilities of the tokens of `FEATURE` after the first token."""
     return np.asarray(trainer.forward_only(FEATURE, **options)['logps'][0], np.float32)[:-1]
 
 
 def merged_by_peft(trainer: TransformersModel, folder: Path) -> torch.nn.Module:
-    """Return the base model with the trainer's adapter merged in by PEFT."""
+    """Return the base model into which PEFT has merged the trainer's adapter."""
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules='all-linear', task_type='CAUSAL_LM')
     return build_peft_model(folder, config, trainer.get_state_dict()).merge_and_unload()
 
@@ -103,7 +103,7 @@ class FileEngine(CheckpointEngine):
 
 
 def test_a_user_defined_engine_transfers_weights(trainer, sampler, tmp_path):
-    """Weights transferred through a file equal the trainer's, and corrupt weights are refused without effect."""
+    """Weights that pass through a file equal the trainer's weights; corrupt weights are refused and change nothing."""
     engine = FileEngine(tmp_path / 'weights')
     CheckpointEngineManager(trainer, sampler, engine=engine).sync_weights(merge_and_sync=False)
     assert engine.carried == ['policy']
@@ -136,7 +136,7 @@ def test_merged_weights_equal_those_of_peft(trainer, sampler, tiny_llama_dir):
 
 
 def test_merged_weights_are_replaced_by_the_base_and_an_adapter(trainer, sampler):
-    """The first sync without merging restores the base weights, and later syncs transfer only the adapter."""
+    """The first sync without merging restores the base weights; later syncs transfer only the adapter."""
     manager = CheckpointEngineManager(trainer, sampler)
     whole = manager.sync_weights(merge_and_sync=True)
     sizes = [manager.sync_weights(merge_and_sync=False).base_size_bytes for _ in range(3)]
@@ -168,7 +168,7 @@ def test_full_parameter_weights_are_synced_completely(tiny_llama_dir, sampler):
 
 
 def test_several_adapters_must_be_named(tiny_llama_dir, sampler):
-    """If there are several adapters, calls must name an adapter, and a sync does not affect other adapters."""
+    """Calls must name an adapter if there are several, and a sync does not affect other adapters."""
     trainer = MultiLoraTransformersModel(str(tiny_llama_dir))
     manager = CheckpointEngineManager(trainer, sampler)
     for name, seed in (('a', 1), ('b', 2)):
@@ -188,8 +188,8 @@ def test_several_adapters_must_be_named(tiny_llama_dir, sampler):
         sampler.sample(PROMPT, GREEDY, 'a', use_base_model=True)
 
 
-def test_a_new_base_removes_adapters_of_the_old_one(trainer, sampler):
-    """Replacing the base removes its adapters, and their version numbers are not reused."""
+def test_a_new_base_removes_the_adapters_of_the_old_base(trainer, sampler):
+    """Replacing the base removes its adapters, whose version numbers are not used again."""
     manager = CheckpointEngineManager(trainer, sampler)
     manager.sync_weights(merge_and_sync=False)
     manager.sync_weights(merge_and_sync=True)
@@ -212,7 +212,7 @@ def test_corrupt_bytes_are_refused(trainer, sampler):
 
 
 def test_unsuitable_weights_are_refused(trainer, sampler, tiny_qwen3_dir):
-    """Weights of another architecture, a base under an adapter's name and an adapter without a name are refused."""
+    """Weights of another architecture, a base with an adapter's name and an adapter without a name are refused."""
     before = scores(sampler)
     foreign = TransformersModel(str(tiny_qwen3_dir))
     foreign.engine.create_full_adapter('whole')
@@ -226,7 +226,7 @@ def test_unsuitable_weights_are_refused(trainer, sampler, tiny_qwen3_dir):
 
 
 def test_the_base_is_not_replaced_during_a_request(trainer, sampler):
-    """Replacing the base during a stream raises SamplerBusy, while an adapter can be synced at any time."""
+    """Replacing the base during a stream raises SamplerBusy; an adapter can be synced at any time."""
     manager = CheckpointEngineManager(trainer, sampler)
     stream = sampler.sample_stream(PROMPT, GREEDY)
     next(stream)
@@ -248,7 +248,7 @@ def test_a_sampler_on_the_trainers_model_accepts_adapters_only(trainer, tiny_lla
 
 
 def test_a_trainer_of_bf16_weights_syncs_its_base(tiny_llama_dir, sampler):
-    """A float32 sampler receives the bfloat16 base weights of the trainer in the first sync."""
+    """A float32 sampler receives the trainer's bfloat16 base weights in the first sync."""
     trainer = TransformersModel(str(tiny_llama_dir), mixed_precision='bf16')
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))
     manager = CheckpointEngineManager(trainer, sampler)
@@ -263,6 +263,6 @@ def test_a_trainer_of_bf16_weights_syncs_its_base(tiny_llama_dir, sampler):
 
 
 def test_unknown_platform_is_refused(trainer, sampler):
-    """An unknown platform raises a ValueError that names it."""
+    """A ValueError names the unknown platform."""
     with pytest.raises(ValueError, match='NPU'):
         CheckpointEngineManager(trainer, sampler, 'NPU')

@@ -1,4 +1,4 @@
-"""Unit tests of `export_merged`: merged folders load in transformers and give the adapter's results."""
+"""Unit tests of `export_merged`: transformers loads merged folders and computes the adapter's results."""
 
 import fcntl
 import json
@@ -54,7 +54,7 @@ def logits(model):
 
 
 def files(folder):
-    """Return the content of every file, by name."""
+    """Return the content of every file by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -85,7 +85,7 @@ def any_base(request, tmp_path_factory):
 
 @pytest.mark.parametrize('options', [{}, {'use_rslora': True, 'rank_pattern': {}, 'alpha_pattern': {}}])
 def test_a_merged_folder_gives_the_adapters_results(any_base, tmp_path, options):
-    """The merged model, loaded by transformers, gives the adapter's logits for several configurations."""
+    """The merged model in transformers gives the adapter's logits, for several configurations."""
     model, tensors, config = adapter(any_base, tmp_path / 'adapter', **options)
     result = export_merged(any_base, tensors, config, tmp_path / 'out')
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
@@ -96,7 +96,7 @@ def test_a_merged_folder_gives_the_adapters_results(any_base, tmp_path, options)
 
 
 def test_only_adapted_weights_differ_from_the_base(any_base, tmp_path):
-    """The folder has the base model's files except code, and unadapted weights are bitwise unchanged."""
+    """The folder has the base model's files except code, and weights without an adapter are bitwise unchanged."""
     _, tensors, config = adapter(any_base, tmp_path / 'adapter')
     export_merged(any_base, tensors, config, tmp_path / 'out')
     before, after = files(any_base), files(tmp_path / 'out')
@@ -114,7 +114,7 @@ def test_only_adapted_weights_differ_from_the_base(any_base, tmp_path):
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_weights_can_be_written_in_a_narrower_type(base, tmp_path, dtype):
-    """Weights are rounded once, from the float32 sum, with torch's rounding."""
+    """Weights are rounded once, from the float32 sum, as torch rounds."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     export_merged(base, tensors, config, tmp_path / 'exact')
     export_merged(base, tensors, config, tmp_path / 'out', dtype=dtype)
@@ -156,7 +156,7 @@ class Interrupted(Exception):
 
 
 def interrupt_at(fraction):
-    """Return a progress callback that interrupts the merge after a fraction of the bytes."""
+    """Return a progress callback that interrupts the merge after this fraction of the bytes."""
 
     def report(done, total):
         if done >= fraction * total:
@@ -166,7 +166,7 @@ def interrupt_at(fraction):
 
 
 def test_an_interrupted_merge_resumes(base, tmp_path):
-    """An interrupted merge leaves no target folder, resumes after the finished files, and gives the same result."""
+    """An interrupted merge leaves no target folder; a repeated merge continues after the finished files."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     export_merged(base, tensors, config, tmp_path / 'whole')
     (tmp_path / 'work').mkdir()
@@ -197,7 +197,7 @@ def test_files_of_another_merge_are_not_reused(base, tmp_path):
 
 
 def test_a_repeat_has_no_effect_and_a_change_replaces_the_folder(base, tmp_path):
-    """A folder from the same inputs is left unchanged, and one from other inputs is replaced."""
+    """A folder that was made from the same inputs is left unchanged, and a folder from other inputs is replaced."""
     _, tensors, config = adapter(base, tmp_path / 'adapter')
     first = export_merged(base, tensors, config, tmp_path / 'out')
     (tmp_path / 'out' / 'note').touch()
@@ -259,7 +259,7 @@ def test_an_adapter_that_does_not_fit_is_refused(base, tmp_path, state):
 
 
 def broken_bases():
-    """Return functions that damage a base folder, by name."""
+    """Return functions that damage a base folder, by the name of the damage."""
     return {
         'config.json': lambda folder: (folder / 'config.json').unlink(),
         'quantized': lambda folder: (folder / 'config.json').write_text('{"quantization_config": {}}'),
@@ -295,7 +295,7 @@ def test_an_unknown_dtype_is_refused(base, tmp_path):
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 def test_rounding_equals_that_of_torch(dtype):
-    """Conversion from and to float32 equals torch's for random values, ties, overflow and NaN."""
+    """Conversion between the dtype and float32 equals torch's for random values, ties, overflow and NaN."""
     random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     ties = (np.arange(0, 2**16, dtype=np.uint32) << 16) | np.uint32(0x8000)
     values = np.concatenate([random, ties, ties - 1, ties + 1]).view(np.float32)
@@ -308,7 +308,7 @@ def test_rounding_equals_that_of_torch(dtype):
 
 
 def test_full_weights_replace_those_of_the_base_model(tmp_path_factory, tmp_path):
-    """A state without a LoRA configuration replaces the named weights and keeps the others."""
+    """A state without a LoRA configuration replaces the named weights and keeps the other weights."""
     base = sharded(tmp_path_factory, 'qwen2')
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     torch.manual_seed(1)

@@ -41,7 +41,7 @@ FULL_CONFIG = LoraConfig(
 
 
 def lora_tensors(*, dtype: str = 'float32') -> dict[str, TensorData]:
-    """Return the weights of two adapted layers, with a different rank for `v_proj`."""
+    """Return the weights of two adapted layers; `v_proj` has a different rank."""
     width = {'float32': 4, 'bfloat16': 2}[dtype]
     shapes = {
         'q_proj.lora_A': (4, 6),
@@ -58,14 +58,14 @@ def lora_tensors(*, dtype: str = 'float32') -> dict[str, TensorData]:
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_folder_round_trip_is_lossless(tmp_path: Path, dtype: str) -> None:
-    """Reading a written folder gives the same weights, dtypes, shapes and configuration, including the seed."""
+    """A folder that is written and read has the same weights, dtypes, shapes and configuration, including the seed."""
     tensors = lora_tensors(dtype=dtype)
     write_peft_folder(tmp_path / 'deep' / 'adapter', tensors, FULL_CONFIG, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'deep' / 'adapter') == (tensors, FULL_CONFIG)
 
 
 def test_all_linear_is_expanded_to_module_names(tmp_path: Path) -> None:
-    """`all-linear` is written as the list of the adapted modules' names."""
+    """`all-linear` is written as a list of the adapted modules' names."""
     config = LoraConfig(r=4, rank_pattern={'v_proj': 2})
     write_peft_folder(tmp_path / 'a', lora_tensors(), config, base_model='org/tiny')
     assert read_peft_folder(tmp_path / 'a')[1].target_modules == ('q_proj', 'v_proj')
@@ -81,7 +81,7 @@ def test_write_replaces_a_folder_completely(tmp_path: Path) -> None:
 
 
 def test_failed_replacement_keeps_the_old_folder(tmp_path: Path) -> None:
-    """If the new folder cannot be moved to the place of the old one, the old one is moved back."""
+    """If the new folder cannot be moved into place, the old folder is moved back."""
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'file').touch()
     with pytest.raises(FileNotFoundError):
@@ -99,7 +99,7 @@ def test_a_refused_write_creates_no_files(tmp_path: Path) -> None:
 
 @given(data=st.data(), count=st.integers(1, 5))
 def test_the_safetensors_library_reads_the_header(data: st.DataObject, count: int) -> None:
-    """The safetensors library reads files with tensors of every dtype and shape."""
+    """The safetensors library reads the header of files with tensors of every dtype and shape."""
     tensors: dict[str, TensorData] = {}
     for index in range(count):
         dtype = data.draw(st.sampled_from(DTYPE_NAMES))
@@ -117,7 +117,7 @@ def test_the_safetensors_library_reads_the_header(data: st.DataObject, count: in
 
 
 def test_files_of_the_safetensors_library_can_be_read() -> None:
-    """The parsed offsets, dtypes and shapes of a file from the safetensors library are correct."""
+    """The offsets, dtypes and shapes of a file from the safetensors library are parsed correctly."""
     values = {'b': np.arange(6, dtype=np.float32).reshape(2, 3), 'a': np.arange(3, dtype=np.int64)}
     file = safetensors.numpy.save(values)
     entries, _ = parse_header(file)
@@ -161,7 +161,7 @@ def test_malformed_files_are_refused(tmp_path: Path, file: bytes) -> None:
 
 @given(file=st.binary(max_size=200))
 def test_parse_header_raises_only_value_errors(file: bytes) -> None:
-    """Random bytes either parse as a file or raise ValueError."""
+    """Random bytes are parsed as a file or raise ValueError."""
     try:
         parse_header(file)
         parse_header(_file(file))
@@ -191,7 +191,7 @@ CONFIG = {'peft_type': 'LORA', 'r': 4, 'lora_alpha': 8, 'target_modules': ['q_pr
     ],
 )
 def test_unsupported_configurations_are_refused(change: dict[str, Any]) -> None:
-    """An unsupported or invalid field raises a ValueError that names it."""
+    """An unsupported or invalid field raises a ValueError that names the field."""
     with pytest.raises(ValueError, match=next(iter(change)).split('_', maxsplit=1)[-1]):
         parse_adapter_config(json.dumps({**CONFIG, **change}).encode())
 

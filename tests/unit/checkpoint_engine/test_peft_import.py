@@ -1,4 +1,4 @@
-"""Unit tests of the import of PEFT adapters: supported settings give PEFT's results, and others are refused."""
+"""Unit tests of the import of PEFT adapters: supported settings give PEFT's results, and other settings are refused."""
 
 import json
 import re
@@ -61,12 +61,12 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def packed(base):
-    """Return the model as a `PackedModel` of this library."""
+    """Return the model as this library's `PackedModel`."""
     return PackedCausalLM.load(base)
 
 
 def saved_by_peft(base: Path, folder: Path, **options):
-    """Let PEFT save an adapter with random weights; return the adapter's log-probabilities."""
+    """Make PEFT save an adapter with random weights; return the log-probabilities that PEFT computes."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation='eager')
     model = peft.get_peft_model(model, peft.LoraConfig(**{'r': 4, 'lora_alpha': 9, **options}))
@@ -79,7 +79,7 @@ def saved_by_peft(base: Path, folder: Path, **options):
 
 
 def our_logprobs(packed, folder: Path):
-    """Return the log-probabilities of a folder's adapter, computed by this library."""
+    """Return the log-probabilities that this library computes with a folder's adapter."""
     weights = load_adapter(folder, packed.layers)
     count = len(IDS) - 1
     with torch.no_grad():
@@ -96,7 +96,7 @@ def our_logprobs(packed, folder: Path):
 @pytest.mark.filterwarnings('ignore:It is not recommended')
 @pytest.mark.parametrize('name', CONFIGS)
 def test_an_imported_adapter_gives_pefts_results(base, packed, tmp_path, name):
-    """An adapter gives the same log-probabilities in PEFT and in this library, also after it is written again."""
+    """PEFT and this library compute the same log-probabilities, also after this library has written the folder."""
     expected = saved_by_peft(base, tmp_path / 'theirs', **CONFIGS[name])
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'theirs'), expected, rtol=1e-5, atol=1e-5)
     tensors, config = read_peft_folder(tmp_path / 'theirs')
@@ -110,7 +110,7 @@ def test_an_imported_adapter_gives_pefts_results(base, packed, tmp_path, name):
 
 @pytest.mark.parametrize('name', ['names', 'rank-stabilised', 'first match'])
 def test_supported_names_are_kept(base, tmp_path, name):
-    """Names that `LoraConfig` supports are kept and not expanded to layers."""
+    """Module names that `LoraConfig` supports are kept and are not expanded to layers."""
     saved_by_peft(base, tmp_path / 'a', **CONFIGS[name])
     _, config = read_peft_folder(tmp_path / 'a')
     assert config.target_modules == tuple(sorted(CONFIGS[name]['target_modules']))
@@ -127,7 +127,7 @@ def test_supported_names_are_kept(base, tmp_path, name):
     ],
 )
 def test_tensor_names_of_other_tools_are_supported(base, packed, tmp_path, rename):
-    """Tensor names with the adapter's name or without PEFT's prefix are converted to canonical names."""
+    """Tensor names that contain the adapter's name, or lack PEFT's prefix, are converted to canonical names."""
     expected = saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'])
     path = tmp_path / 'a' / ADAPTER_MODEL_FILE
     save_file({rename(name): tensor for name, tensor in load_file(path).items()}, path)
@@ -153,7 +153,7 @@ def test_an_adapter_of_a_modified_base_is_refused(base, tmp_path, initialization
 )
 @pytest.mark.filterwarnings('ignore:Model has `tie_word_embeddings')
 def test_unsupported_features_are_refused_by_name(base, tmp_path, options, offending_name):
-    """A folder that PEFT saved with an unsupported feature is refused with the name of the field."""
+    """A folder that PEFT saved with an unsupported feature is refused, and the error names the field."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['v_proj'], **options)
     with pytest.raises(InvalidPeftFolder) as refusal:
         read_peft_folder(tmp_path / 'a')
@@ -161,7 +161,7 @@ def test_unsupported_features_are_refused_by_name(base, tmp_path, options, offen
 
 
 def test_a_pickle_file_is_never_opened(base, tmp_path):
-    """A folder with only pickled weights is refused, and a pickle next to safetensors is ignored."""
+    """A folder with only pickled weights is refused; a pickle beside safetensors is ignored."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'])
     shutil.copy(tmp_path / 'a' / ADAPTER_MODEL_FILE, tmp_path / 'kept')
     (tmp_path / 'a' / ADAPTER_MODEL_FILE).rename(tmp_path / 'a' / 'adapter_model.bin')
@@ -208,7 +208,7 @@ def test_inconsistent_folders_are_refused(shapes, change):
 
 
 def layers(*paths):
-    """Return the tensor shapes of an adapter with these layers."""
+    """Return the tensor shapes of an adapter of these layers."""
     return {f'{path}.lora_{part}.weight': (4, 4) for path in paths for part in 'AB'}
 
 
@@ -225,7 +225,7 @@ def layers(*paths):
     ],
 )
 def test_adapters_that_take_long_to_compare_are_refused(shapes, change, offending_name):
-    """Long layer names, layer names with many parts, and patterns with many names are refused."""
+    """Long layer names, layer names with many parts and patterns with many names are refused."""
     with pytest.raises(ValueError, match=offending_name):
         import_adapter(json.dumps({**CONFIG, **change}).encode(), shapes)
 
@@ -244,7 +244,7 @@ def test_common_expressions_are_supported(text):
 
 
 def test_names_that_match_no_layer_are_dropped():
-    """Names in a pattern that match no layer are dropped, as in PEFT."""
+    """Names in a pattern that match no layer are removed, as in PEFT."""
     change = {'rank_pattern': {'other': 2, 'q': 4}, 'alpha_pattern': {'other': 2, 'm.q': 4}}
     config = import_adapter(json.dumps({**CONFIG, **change}).encode(), SHAPES).config
     assert (dict(config.rank_pattern), dict(config.alpha_pattern)) == ({'q': 4}, {'m.q': 4})
@@ -261,7 +261,7 @@ def test_names_that_match_no_layer_are_dropped():
     ],
 )
 def test_numbers_out_of_range_are_refused(field, value):
-    """A number out of range or of a wrong type raises a ValueError with the field's name and a shortened value."""
+    """A number out of range or of a wrong type raises a ValueError with the field's name and the shortened value."""
     with pytest.raises(ValueError, match=f'^{field} = .{{1,150}}$'):
         import_adapter(json.dumps({**CONFIG, field: value}).encode(), SHAPES)
 
@@ -291,7 +291,7 @@ def test_fields_of_newer_releases_are_refused(field):
 
 
 def test_a_single_target_is_written_as_a_list(tmp_path, base, packed):
-    """A single target module is written as a list, because PEFT treats a string as an expression."""
+    """A single target module is written as a list, because PEFT interprets a string as an expression."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'])
     tensors, config = read_peft_folder(tmp_path / 'a')
     single_target = LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules='q_proj')
@@ -312,7 +312,7 @@ def test_a_single_target_is_written_as_a_list(tmp_path, base, packed):
     ],
 )
 def test_unsupported_fields_of_a_peft_configuration_are_refused(options):
-    """A PEFT configuration object with an unsupported option raises a ValueError that names it."""
+    """A PEFT configuration object with an unsupported option raises a ValueError that names the option."""
     with pytest.raises(ValueError, match=next(iter(options))):
         LoraConfig.of(peft.LoraConfig(target_modules=['q_proj'], **options))
     assert LoraConfig.of(peft.LoraConfig(r=3, target_modules={'q_proj'})).r == 3

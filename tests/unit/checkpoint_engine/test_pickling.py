@@ -1,4 +1,4 @@
-"""States and tensors can be pickled, which Ray and multiprocessing require to pass them between processes."""
+"""States and tensors can be pickled. Ray and multiprocessing need this to pass them between processes."""
 
 import pickle
 

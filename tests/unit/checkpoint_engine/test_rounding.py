@@ -26,8 +26,8 @@ def test_float16_equals_numpys_rounding(values: list[float]) -> None:
 
 
 @given(values=st.lists(_NUMBERS, min_size=1, max_size=20))
-def test_bfloat16_is_the_nearest_of_its_neighbours(values: list[float]) -> None:
-    """Rounding to bfloat16 gives the nearest value, or the even one of two equally near values."""
+def test_bfloat16_is_the_nearest_value(values: list[float]) -> None:
+    """Rounding to bfloat16 gives the nearest value, or the even value if two values are equally near."""
     rounded = round_tensors({'w': _tensor(values)}, 'bfloat16').tensors['w']
     bits = np.frombuffer(rounded.data, '<u2').astype(np.int64)
     exact = np.array(values, np.float32).astype(np.float64)
@@ -43,7 +43,7 @@ def _values(bits):
 
 
 def test_widening_is_exact() -> None:
-    """Widening is exact and reports no narrowed types; other tensors are returned unchanged."""
+    """Conversion to a wider type is exact and reports no narrowed types; other tensors are returned unchanged."""
     half = TensorData('bfloat16', (2,), b'\x80\x3f\x00\xc0')
     count = TensorData('int64', (1,), bytes(8))
     rounded = round_tensors({'w': half, 'n': count}, 'float32')

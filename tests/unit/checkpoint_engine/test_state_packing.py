@@ -35,7 +35,7 @@ BASE_MODEL = 'org/tiny'
 
 @st.composite
 def tensors(draw: st.DrawFn, *, min_size: int = 0) -> dict[str, TensorData]:
-    """Return a few small random tensors of any dtype, including empty and scalar ones."""
+    """Return a few small random tensors of any dtype, including empty tensors and scalars."""
 
     def tensor() -> TensorData:
         dtype = draw(st.sampled_from(DTYPE_NAMES))
@@ -54,7 +54,7 @@ def state_of(data: bytes) -> PackedState:
 
 
 def test_dtype_bytes_cover_every_dtype() -> None:
-    """`DTYPE_BYTES` contains an element size for every dtype, and `TensorData` accepts it."""
+    """`DTYPE_BYTES` has the element size of every dtype, and `TensorData` accepts a tensor of this size."""
     for name in DTYPE_NAMES:
         TensorData(name, (3,), bytes(3 * DTYPE_BYTES[name]))
     assert set(DTYPE_BYTES) == set(DTYPE_NAMES)
@@ -62,7 +62,7 @@ def test_dtype_bytes_cover_every_dtype() -> None:
 
 @given(adapter=tensors(min_size=1), trainer=tensors())
 def test_unpack_restores_the_packed_tensors(adapter: dict[str, TensorData], trainer: dict[str, TensorData]) -> None:
-    """Unpacking gives both sections bitwise, and the adapter section is unpacked from its bytes alone."""
+    """Unpacking restores both sections bitwise, and needs only the adapter section's bytes to restore that section."""
     state = pack_state(adapter, base_model=BASE_MODEL, lora_config=LoraConfig(), trainer=trainer)
     head = state.data[: state.manifest.adapter_size_bytes]
     assert unpack_state(state.manifest, head) == adapter
@@ -103,7 +103,7 @@ def test_plans_of_equal_parts_share_their_layout() -> None:
 
 
 def test_multithreaded_digests_are_equal() -> None:
-    """The digest of a large state, computed by several threads, equals the single-threaded one."""
+    """Several threads compute the same digest of a large state as one thread."""
     data = bytes(range(256)) * (36 << 10)
     tensors = {
         str(n): TensorData('uint8', (len(data) // 4,), data[n * len(data) // 4 :][: len(data) // 4]) for n in range(4)
@@ -162,7 +162,7 @@ def test_manifest_refuses_inconsistent_entries(index: int, change: dict[str, obj
     [({'base_model': ''}, 'base_model'), ({'digest': 'ab'}, 'digest'), ({'size_bytes': 20}, 'size_bytes')],
 )
 def test_manifest_refuses_wrong_totals(change: dict[str, object], field: str) -> None:
-    """A wrong top-level field raises an InvalidManifest that names it."""
+    """A wrong top-level field raises an InvalidManifest that names the field."""
     with pytest.raises(InvalidManifest) as caught:
         dataclasses.replace(_two_sections().manifest, **change)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -170,7 +170,7 @@ def test_manifest_refuses_wrong_totals(change: dict[str, object], field: str) ->
 
 @given(data=st.binary(max_size=400), sizes=st.lists(st.integers(1, 90)))
 def test_any_split_into_chunks_assembles(data: bytes, sizes: list[int]) -> None:
-    """Chunks of any sizes assemble to the original state."""
+    """Chunks of any sizes give the original state."""
     state = state_of(data)
     assembler = Assembler(state.manifest)
     for size in [*sizes, 500]:
@@ -182,7 +182,7 @@ def test_any_split_into_chunks_assembles(data: bytes, sizes: list[int]) -> None:
 
 @given(data=st.binary(min_size=1, max_size=200), cut=st.integers(0, 200), chunk_bytes=st.integers(1, 64))
 def test_a_transfer_cut_at_any_byte_resumes(data: bytes, cut: int, chunk_bytes: int) -> None:
-    """A transfer resumes at the byte where it was cut, and the state is returned only at the end."""
+    """A transfer continues at the byte where it was cut, and returns the state only at the end."""
     cut = min(cut, len(data))
     state = state_of(data)
     assembler = Assembler(state.manifest)
@@ -215,7 +215,7 @@ def test_a_flipped_bit_is_always_detected(data: bytes, bit: int, chunk_bytes: in
 
 @given(data=st.binary(min_size=1, max_size=300), bit=st.integers(0))
 def test_corrupt_bytes_with_a_valid_checksum_are_detected(data: bytes, bit: int) -> None:
-    """Corrupt bytes with a matching chunk checksum are detected by the digest of the state."""
+    """The digest of the state detects corrupt bytes whose chunk checksum matches."""
     bit %= len(data) * 8
     bad = bytearray(data)
     bad[bit // 8] ^= 1 << bit % 8

@@ -10,7 +10,7 @@ class Handle:
 
 
 def test_name_refers_to_the_latest_adapter_of_its_handle() -> None:
-    """A name refers to its latest adapter, and an unknown name is treated as an adapter id."""
+    """A name refers to its latest adapter; an unknown name is treated as an adapter id."""
     names, handle = AdapterNames(), Handle()
     names.add(handle, 'default', 'ad-1', base_model='tiny')
     names.add(handle, 'default', 'ad-2', base_model='tiny')
@@ -19,7 +19,7 @@ def test_name_refers_to_the_latest_adapter_of_its_handle() -> None:
 
 
 def test_handles_have_separate_names() -> None:
-    """A name used by two handles is ambiguous and refused, until one of the handles removes it."""
+    """A name that two handles use is ambiguous and refused until one of the handles removes it."""
     names, first, second = AdapterNames(), Handle(), Handle()
     names.add(first, 'default', 'ad-1', base_model='tiny')
     names.add(second, 'default', 'ad-2', base_model='tiny')
@@ -30,7 +30,7 @@ def test_handles_have_separate_names() -> None:
 
 
 def test_synced_adapter_resolves_an_ambiguous_name() -> None:
-    """A synced candidate is preferred for an ambiguous name, and several synced candidates are refused."""
+    """An ambiguous name resolves to the synced candidate; several synced candidates are refused."""
     names, handles = AdapterNames(), [Handle(), Handle()]
     for number, handle in enumerate(handles):
         names.add(handle, 'default', f'ad-{number}', base_model='tiny')
@@ -40,7 +40,7 @@ def test_synced_adapter_resolves_an_ambiguous_name() -> None:
 
 
 def test_adapters_of_the_base_model_come_first() -> None:
-    """A name refers to an adapter of the sampler's base model if one exists, else to an adapter of another model."""
+    """A name refers to an adapter of the sampler's base model if there is one, else to an adapter of another model."""
     names, first, second = AdapterNames(), Handle(), Handle()
     names.add(first, 'default', 'ad-1', base_model='tiny')
     names.add(second, 'default', 'ad-2', base_model='large')

@@ -72,9 +72,9 @@ runner = CliRunner()
 
 
 WITHOUT_JSON = [
-    # They run until the end of the stack, or print one value or log lines.
+    # These commands run until the stack ends, or print one value or log lines.
     *('up', 'down', 'logs', 'console', 'fleet add', 'fleet join', 'fleet drain', 'models get', 'checkpoint download'),
-    # They print nothing, or one word.
+    # These commands print nothing, or one word.
     *('checkpoint publish', 'checkpoint unpublish', 'checkpoint ttl', 'checkpoint delete', 'checkpoint cancel'),
     *('keys revoke', 'tenants create', 'projects create'),
 ]
@@ -106,17 +106,14 @@ def test_version_is_that_of_the_package() -> None:
     [['status'], ['logs'], ['console'], ['sample', 'hi'], ['runs'], ['estimate', 'm'], ['trace', '--last'], ['fleet']],
 )
 def test_command_without_a_stack_fails_without_a_traceback(arguments: list[str], tmp_path: Path) -> None:
-    """A command that needs a stack exits with status 1 if the state folder belongs to no running stack.
-
-    It prints no traceback.
-    """
+    """A command that needs a stack exits with status 1 and without a traceback if the state folder has no stack."""
     result = runner.invoke(app, [*arguments, '--state-dir', str(tmp_path)])
     assert result.exit_code == 1
     assert 'Traceback' not in result.output
 
 
 def test_version_without_an_adapter_is_refused_before_any_call() -> None:
-    """The error for `--version` without `--adapter` names the missing option."""
+    """If `--version` is used without `--adapter`, the error names the missing option."""
     result = runner.invoke(app, ['sample', 'hi', '--version', '3'])
     assert result.exit_code == 1
     assert '--adapter' in result.output
@@ -147,7 +144,7 @@ def test_patches_of_a_stack_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_models_with_different_patches_are_listed() -> None:
-    """A model whose services have different patch options is listed; services without models are ignored."""
+    """A model whose services have different patch options is listed; services without a model are ignored."""
 
     def service_with_model(service: str, *factors: float) -> ServiceInfo:
         patches = [ModelPatch(name='RopeScalingPatch', options={'factor': factor}) for factor in factors]
@@ -198,7 +195,7 @@ def test_trace_shows_children_below_their_parents(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_written_for_perfetto(tmp_path: Path) -> None:
-    """`trace --perfetto` writes the events of a trace; without a trace, or with a bad path, it writes nothing."""
+    """`trace --perfetto` writes the events of a trace. Without a trace, or with a bad path, it writes nothing."""
     spans = call_of('alice', trace=1)
     write_spans(tmp_path / 'traces' / 'model.jsonl', spans)
     state, target = ['--state-dir', str(tmp_path)], tmp_path / 'trace.json'
@@ -254,7 +251,7 @@ def test_fleet_fits_a_terminal() -> None:
     ],
 )
 def test_list_of_keys_shows_their_state(times: dict[str, int], word: str) -> None:
-    """The state names the first event that invalidated the key; a valid key is 'good'. Times are days from now."""
+    """The state names the event that first invalidated the key; a valid key is 'good'. Times are in days from now."""
     key = key_service_pb2.ApiKey()
     for name, days in times.items():
         getattr(key, name).FromDatetime(datetime.now(UTC) + timedelta(days=days))
@@ -271,7 +268,7 @@ def test_durations_are_parsed(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize('text', ['', '5', 'h', '-1h', '1.5h', '1y', '9' * 12 + 'w', '999999999w'])
 def test_malformed_duration_is_refused(text: str) -> None:
-    """Text other than a whole number and a unit, and a duration that is too long, raise BadParameter."""
+    """BadParameter is raised for text that is not a whole number with a unit, and for a duration that is too long."""
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
 
@@ -285,10 +282,7 @@ def test_checkpoint_commands_have_one_prefix(word: str) -> None:
 
 @pytest.fixture
 def _restored_time_zone() -> Iterator[None]:
-    """Call `time.tzset` at teardown.
-
-    This fixture is set up before `monkeypatch`, so it is torn down after `monkeypatch` has restored TZ.
-    """
+    """Call `time.tzset` after `monkeypatch` has restored TZ. This fixture is therefore set up before `monkeypatch`."""
     yield
     time.tzset()
 

@@ -70,7 +70,7 @@ def test_up_refuses_invalid_options() -> None:
 def test_ports_replace_those_of_the_configuration(
     tmp_path: Path, arguments: Any, listen: Any, http_listen: Any
 ) -> None:
-    """`--port` and `--http-port` keep the hosts of the configuration; without a host, they use loopback."""
+    """`--port` and `--http-port` keep the configured hosts; without a configured host, they use loopback."""
     configured = StackOptions(state_dir=tmp_path, listen='0.0.0.0:9', http_listen='')
     chosen = UpOptions(**arguments).choices(configured)
     assert (chosen.get('listen'), chosen.get('http_listen')) == (listen, http_listen)

@@ -1,4 +1,4 @@
-"""Every error reason of the contract becomes the client exception that fits its status."""
+"""Every error reason of the contract becomes the client exception that fits its status code."""
 
 import re
 from datetime import timedelta
@@ -41,7 +41,7 @@ CLASSES: dict[str, type[errors.Error]] = {
 
 @pytest.mark.parametrize('reason', COMMENTS)
 def test_reason_has_its_class(reason: str) -> None:
-    """The status code of a reason, and whether it has a retry time, determine the class of the exception."""
+    """The status code of a reason, and whether the error has a retry time, determine the class of the exception."""
     code_name = COMMENTS[reason].split('.')[0].split(' ')[0]
     has_retry = 'RetryInfo' in COMMENTS[reason].split('.')[0]
     status = _status(grpc.StatusCode[code_name], reason, has_retry=has_retry)
@@ -55,7 +55,7 @@ def test_reason_has_its_class(reason: str) -> None:
 
 
 def test_every_code_of_the_contract_is_mapped() -> None:
-    """`CLASSES` contains exactly the codes that the comments of the contract name."""
+    """The keys of `CLASSES` are exactly the codes that the comments of the contract name."""
     codes = {comment.split('.')[0].split(' ')[0] for comment in COMMENTS.values()}
     assert codes == {name.split(' ')[0] for name in CLASSES}
 
@@ -72,7 +72,7 @@ def test_field_violations_are_in_the_attributes_and_the_message() -> None:
 
 
 def test_failure_of_the_transport_is_retryable() -> None:
-    """The status code determines the exception if the error details are missing or damaged."""
+    """The status code alone determines the exception if the error details are missing or damaged."""
     for details in ((), (('grpc-status-details-bin', b'\xff\xff'),)):
         metadata = grpc.aio.Metadata(*details)
         error = errors.error_from_rpc(
@@ -103,6 +103,6 @@ def _status(code: grpc.StatusCode, reason: str, *, has_retry: bool) -> status_pb
     [('Internal error from Core', errors.RetryableError), ('anything else', errors.ServerError)],
 )
 def test_status_that_grpc_lost_is_retryable(message: str, kind: type[errors.Error]) -> None:
-    """An internal error of grpc itself is retryable, and an internal error of the server is not."""
+    """An internal error of grpc itself is retryable; an internal error of the server is not."""
     error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message)
     assert type(errors.error_from_rpc(error)) is kind

@@ -44,14 +44,14 @@ def test_padding_is_removed() -> None:
 
 
 def test_keys_for_rewards_are_not_sent() -> None:
-    """Chats, user data, samples and lengths are for local reward functions and are not sent."""
+    """Chats, user data, samples and lengths are not sent, because only local reward functions use them."""
     feature = {'input_ids': [1], 'messages': [{}], 'user_data': [], 'samples': [{}], 'length': 1}
     message = features_to_proto([feature]).features[0]
     assert [descriptor.name for descriptor, _ in message.ListFields()] == ['input_ids']
 
 
 def test_extra_streams_are_sent_by_name() -> None:
-    """Additional per-token values of a loss are sent for the unmasked tokens, also with several values per token."""
+    """Additional per-token values of a loss are sent for the unmasked tokens, also if each token has several values."""
     feature = {
         'input_ids': [7, 8, 0],
         'attention_mask': [1, 1, 0],
@@ -66,7 +66,7 @@ def test_extra_streams_are_sent_by_name() -> None:
 
 
 def test_experts_are_sent_for_the_first_unmasked_tokens() -> None:
-    """Experts of the first tokens are sent without those of masked tokens, in the smallest dtype."""
+    """Experts of the first tokens are sent in the smallest dtype, without those of masked tokens."""
     feature = {
         'input_ids': [7, 8, 0, 9],
         'attention_mask': [1, 0, 1, 1],
@@ -112,7 +112,7 @@ def test_per_label_stream_is_aligned_with_the_labels() -> None:
     ],
 )
 def test_invalid_feature_is_named(feature: dict, per_label: dict, field: str) -> None:
-    """The error for an invalid feature names the invalid field."""
+    """The error for an invalid feature names the field."""
     with pytest.raises(ValueError, match=field):
         features_to_proto([feature], per_label=per_label)
 
@@ -152,7 +152,7 @@ def test_chat_round_trip() -> None:
     ],
 )
 def test_malformed_message_is_named(trajectory: dict, field: str) -> None:
-    """The error for an invalid trajectory names the invalid field."""
+    """The error for an invalid trajectory names the field."""
     with pytest.raises(ValueError, match=field):
         trajectory_to_proto(trajectory)
 
@@ -180,7 +180,7 @@ def test_empty_prompt_is_refused(prompt: object) -> None:
 
 
 def test_peft_configuration_is_read() -> None:
-    """An object with the fields of a PEFT configuration is accepted, and an unsupported option is refused by name."""
+    """An object with the fields of a PEFT configuration is accepted; the error for an unsupported option names it."""
 
     class PeftConfig:
         r = 4
@@ -210,7 +210,7 @@ def test_components_are_sent_by_name() -> None:
 
 
 def test_parameter_groups_are_sent() -> None:
-    """Pattern and rate become fields, the rest become options, and a group without a pattern is refused."""
+    """Pattern and rate become fields, the other keys become options, and a group without a pattern is refused."""
     config = optimizer_config('AdamW', {'lr': 0.1, 'groups': [{'pattern': 'lora_B', 'lr': 0.0, 'weight_decay': 0}]})
     group = config.groups[0]
     assert (group.pattern, group.HasField('learning_rate'), dict(group.options)) == (
@@ -224,7 +224,7 @@ def test_parameter_groups_are_sent() -> None:
 
 
 def test_patterns_with_another_meaning_are_refused() -> None:
-    """A longer name after a shorter one that covers it is refused, because the service prefers the longest match."""
+    """A longer pattern after a shorter one that covers it is refused, because the service prefers the longest match."""
     message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
     assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
     with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):
@@ -233,7 +233,7 @@ def test_patterns_with_another_meaning_are_refused() -> None:
 
 @pytest.mark.parametrize('options', [{'lr': '1e-3'}, {'lr': True}, {'groups': [{'pattern': 'lora_B', 'lr': '1e-3'}]}])
 def test_learning_rate_must_be_a_number(options: dict) -> None:
-    """A learning rate that is text, as a YAML file may contain, is refused with the name of its field."""
+    """A learning rate that is text, as a YAML file may contain, is refused by an error that names its field."""
     with pytest.raises(ValueError, match='lr must be a number'):
         optimizer_config('AdamW', options)
 
@@ -261,13 +261,13 @@ def test_full_parameter_names_select_modules() -> None:
 
 
 def test_empty_selection_of_parameters_is_refused() -> None:
-    """An empty list is refused, because the contract defines it as all parameters."""
+    """An empty list is refused, because the contract would interpret it as all parameters."""
     with pytest.raises(ValueError, match='at least one module'):
         full_parameter_config(names=[])
 
 
 def test_pixel_values_are_refused() -> None:
-    """A feature with pixel values is refused instead of being sent without its image."""
+    """A feature with pixel values is refused, because it would be sent without its image."""
     feature = {'input_ids': [1, 5], 'labels': [-100, -100], 'position_ids': [[0, 1]] * 3, 'pixel_values': [[0.0]]}
     with pytest.raises(ValueError, match='pixel_values'):
         features_to_proto([feature])

@@ -1,4 +1,4 @@
-"""Curves in the terminal."""
+"""Tests of the curves that commands draw in the terminal."""
 
 import math
 
@@ -12,7 +12,7 @@ BLANK = '\u2800'
 
 
 def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
-    """The first value is in the upper left corner, and the last one in the lower right corner."""
+    """The first value is in the upper left corner, and the last value in the lower right corner."""
     first, *middle, last = curve(range(10), range(10, 0, -1), width=8, height=4)
     assert first[0] != BLANK
     assert last[-1] != BLANK
@@ -21,7 +21,7 @@ def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
 
 
 def test_distant_points_are_connected() -> None:
-    """Two points with the same value are connected by a line through all columns."""
+    """A line through all columns connects two points with the same value."""
     (line,) = curve([0, 1000], [1.0, 1.0], width=20, height=1)
     assert BLANK not in line
 
@@ -42,7 +42,7 @@ def test_nothing_is_drawn_without_finite_values(values: list[float]) -> None:
 
 
 def test_the_smallest_differences_are_drawn() -> None:
-    """Values that differ by the smallest float64, and the largest ones, are at the top and the bottom."""
+    """Values that differ by the smallest float64, and the largest values, are at the top and the bottom."""
     for values in ([0.0, 5e-324], [1.5e-323, 2e-323], [-1.7e308, 1.7e308]):
         first, last = curve([0, 1], values, width=4, height=2)
         assert first[-1] != BLANK

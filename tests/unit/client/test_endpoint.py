@@ -1,4 +1,4 @@
-"""Selection of the server: the given address, the address in the environment, or the local stack."""
+"""Selection of the server: the given address, else the address in the environment, else the local stack."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_local_stack_is_found(tmp_path: Path) -> None:
-    """A running stack provides its address and key, and the key is used for the stack's address only."""
+    """A running stack provides its address and key; the key is used only for the stack's address."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_endpoint(None, None) == Endpoint('127.0.0.1:4567', 'tml-local')
     assert find_endpoint('http://localhost:4567', None).api_key == 'tml-local'
@@ -63,7 +63,7 @@ def test_local_stack_is_found(tmp_path: Path) -> None:
 
 
 def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running stack provides its HTTP address and key; a key from environment or argument takes precedence."""
+    """A running stack provides its HTTP address and key; a key from the environment or an argument takes precedence."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     assert find_http_endpoint(None, None) == Endpoint('http://127.0.0.1:4568', 'tml-local')
     assert find_http_endpoint('http://localhost:4568', '').api_key == 'tml-local'
@@ -74,7 +74,7 @@ def test_stack_is_found_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_console_of_the_stack_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The console of a running stack is found by default, and by both of the stack's addresses."""
+    """The console of a running stack is found by default, and by each of the stack's two addresses."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()))
     own = Endpoint('http://127.0.0.1:4568', 'tml-local')
     assert find_console_endpoint('') == own
@@ -98,14 +98,14 @@ def test_stack_without_http_has_no_console(tmp_path: Path) -> None:
         find_console_endpoint('')
 
 
-def test_nothing_is_found_over_http_without_a_stack() -> None:
-    """The error for a missing address names the argument `base_url` if no stack runs."""
+def test_http_address_is_missing_without_a_stack() -> None:
+    """If no stack runs, the error for a missing address names the argument `base_url`."""
     with pytest.raises(ValueError, match='base_url'):
         find_http_endpoint(None, 'tml-mine')
 
 
 def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificate authority of the stack overrides the environment's and is used for the stack's address only."""
+    """The stack's certificate authority overrides the environment's, and is used only for the stack's address."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
     monkeypatch.setenv('TWINKLE_CA', '/other/ca.crt')
     assert find_endpoint(None, None) == Endpoint('https://127.0.0.1:4567', 'tml-local', '/stack/ca.crt')

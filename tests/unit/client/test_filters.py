@@ -21,7 +21,7 @@ def test_every_filter_of_the_contract_is_supported() -> None:
 
 
 def test_unset_filters_are_not_sent() -> None:
-    """A filter of False is sent, and an unset filter is not."""
+    """A filter of False is sent, and an unset filter is not sent."""
     assert not runs_request({}).HasField('is_active')
     assert runs_request({'is_active': False}).HasField('is_active')
     request = checkpoints_request('', {'is_public': False})
@@ -55,6 +55,6 @@ def test_labels_must_be_strings(values: dict[str, str]) -> None:
 
 @pytest.mark.parametrize('moment', [NOON.date(), NOON.isoformat(), NOON.timestamp()])
 def test_filter_of_another_type_than_a_time_is_refused(moment: Any) -> None:
-    """A filter of the wrong type is refused instead of ignored, because ignoring it would list everything."""
+    """A filter of the wrong type is refused, because a request without the filter would list everything."""
     with pytest.raises(TypeError):
         checkpoints_request('', {'end_time': moment})

@@ -1,4 +1,4 @@
-"""Tests of `twinkle logs`: chosen processes, last lines, and lines that are added while a log is followed."""
+"""Tests of `twinkle logs`: selected processes, last lines, and lines that are added while a log is followed."""
 
 import os
 import signal
@@ -31,23 +31,23 @@ def _logs(folder: Path, *arguments: str) -> list[str]:
 
 
 def test_last_lines_of_all_processes_have_their_names(folder: Path) -> None:
-    """The last lines of each process are printed with its name if no process is named."""
+    """If no process is named, the last lines of each process are printed with the process's name."""
     names = ['gateway', 'sampler', 'sampler-2']
     assert _logs(folder, '-n', '2') == [f'{name:<9} | {name} {number}' for name in names for number in (28, 29)]
 
 
-def test_one_process_is_printed_as_it_is(folder: Path) -> None:
-    """The lines of a single process have no prefix, and its last 20 lines are printed by default."""
+def test_lines_of_one_process_have_no_prefix(folder: Path) -> None:
+    """The lines of a single process have no prefix, and by default its last 20 lines are printed."""
     assert _logs(folder, 'gateway') == [f'gateway {number}' for number in range(10, 30)]
 
 
 def test_service_selects_all_its_processes(folder: Path) -> None:
-    """The name of a service selects its processes, and that of a process selects this process."""
+    """The name of a service selects all its processes, and the name of a process selects this process."""
     assert len(_logs(folder, 'sampler', '-n', '1')) == 2
     assert _logs(folder, 'sampler-2', '-n', '1') == ['sampler-2 29']
 
 
-def test_unknown_name_lists_the_known_ones(folder: Path) -> None:
+def test_error_for_an_unknown_name_lists_the_processes(folder: Path) -> None:
     """The error for an unknown name lists the processes."""
     result = runner.invoke(app, ['logs', 'modle', '--state-dir', str(folder)])
     assert result.exit_code == 1
@@ -56,7 +56,7 @@ def test_unknown_name_lists_the_known_ones(folder: Path) -> None:
 
 @pytest.fixture
 def followed(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """`twinkle logs gateway --follow` after its first line, which is the last one of the file."""
+    """`twinkle logs gateway --follow` after its first line, which is the last line of the file."""
     command = [sys.executable, '-m', 'twinkle_client.cli', 'logs', 'gateway', '-fn', '1', '--state-dir', str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

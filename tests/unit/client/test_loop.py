@@ -31,7 +31,7 @@ def test_clients_share_one_thread() -> None:
 
 
 def test_stopping_one_client_leaves_the_tasks_of_another_running() -> None:
-    """Stopping a client waits until its tasks are cancelled and does not affect the tasks of other clients."""
+    """Stopping a client waits until its tasks are cancelled, and does not affect other clients' tasks."""
     first, second = LoopThread(), LoopThread()
     started, finished, other_started, other_finished = (threading.Event() for _ in range(4))
     running, other = (
@@ -64,7 +64,7 @@ def test_stopping_cancels_tasks_that_coroutines_created() -> None:
 
 
 def test_a_stopped_client_refuses_coroutines() -> None:
-    """Submitting to a stopped client raises RuntimeError, and a second stop has no effect."""
+    """A stopped client raises RuntimeError on a submission; stopping it again has no effect."""
     client = LoopThread()
     client.stop()
     client.stop()
@@ -88,7 +88,7 @@ def test_coroutines_start_in_the_order_of_submission() -> None:
 
 
 def test_coroutines_see_the_context_of_the_submitter() -> None:
-    """A coroutine runs with the context variables that were set where it was submitted."""
+    """A coroutine runs with the context variables that were set when it was submitted."""
 
     async def read() -> str:
         return _marker.get()
@@ -103,7 +103,7 @@ def test_coroutines_see_the_context_of_the_submitter() -> None:
 
 
 def test_cancelling_the_future_cancels_the_coroutine() -> None:
-    """Cancelling a submitted call's future cancels the coroutine."""
+    """Cancelling the future of a submitted coroutine cancels the coroutine."""
     client, started, finished = LoopThread(), threading.Event(), threading.Event()
     future = client.submit(_wait_forever(started, finished))
     assert started.wait(10)
@@ -127,7 +127,7 @@ def test_a_blocking_call_on_the_loop_thread_is_refused() -> None:
 
 
 def test_only_the_running_client_is_current() -> None:
-    """A client is current inside its own coroutines, not inside those of another client."""
+    """A client is current inside its own coroutines, and not inside another client's coroutines."""
     first, second = LoopThread(), LoopThread()
 
     async def current() -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""Updates of watched metrics, applied one after the other."""
+"""Tests of the updates of watched metrics, which are applied one after the other."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +8,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def series(*points: tuple[int, float], count: int | None = None) -> MetricSeries:
-    """Return a series of points, stored at a second for each value."""
+    """Return a series of points; each value is stored at its own second."""
     return MetricSeries(
         steps=[step for step, _ in points],
         values=[value for _, value in points],
@@ -18,7 +18,7 @@ def series(*points: tuple[int, float], count: int | None = None) -> MetricSeries
 
 
 def test_changes_add_and_replace_points() -> None:
-    """New points are inserted by step, and a point with the step of a known one replaces it, repeatedly."""
+    """New points are inserted by step, and a point replaces an earlier point with the same step, repeatedly."""
     known = {'loss': series((1, 1.0), (5, 5.0), (9, 9.0), count=100), 'rate': series((1, 0.1))}
     change = MetricUpdate(series={'loss': series((5, 50.0), (7, 7.0)), 'new': series((2, 2.0))}, is_snapshot=False)
     after = change.applied_to(known)
@@ -32,6 +32,6 @@ def test_changes_add_and_replace_points() -> None:
 
 
 def test_snapshot_replaces_all_points() -> None:
-    """A snapshot removes the points and metrics that it does not have."""
+    """A snapshot removes the points and metrics that it does not contain."""
     snapshot = MetricUpdate(series={'loss': series((1, 3.0))}, is_snapshot=True)
     assert snapshot.applied_to({'loss': series((1, 1.0), (2, 2.0)), 'old': series((1, 1.0))}) == snapshot.series

@@ -21,7 +21,7 @@ PROGRAMS = ROOT / 'tests' / 'e2e' / 'seeds' / 'programs'
 
 @pytest.mark.parametrize('language', ['english', 'chinese'])
 def test_only_correct_answers_score_one(language: str) -> None:
-    """Target and numbers reach the program's reward, and an answer with a wrong number or result scores zero."""
+    """The program's reward receives target and numbers, and gives zero for a wrong number or a wrong result."""
     reward = _countdown_reward((PROGRAMS / language / 'client_grpo.txt').read_text())
     answers = ['(1 + 2) * 3', '1 + 2 + 3', '1 + 2 + 6', '9', '']
     features = [_feature_of({'target': 9, 'nums': [1, 2, 3]}, f'<answer>{answer}</answer>') for answer in answers]

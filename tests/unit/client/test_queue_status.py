@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def queued(position: int, seconds: float | None = None) -> wire.GetOperationResponse:
-    """Return the record of an operation at a queue position, from 0."""
+    """Return the record of an operation at this queue position, which counts from 0."""
     record = wire.GetOperationResponse(state=wire.OPERATION_STATE_QUEUED, queue_position=position)
     if seconds is not None:
         record.estimated_wait.FromTimedelta(timedelta(seconds=seconds))
@@ -39,12 +39,12 @@ def queued(position: int, seconds: float | None = None) -> wire.GetOperationResp
     ],
 )
 def test_status_line_shows_the_queue_position(record: wire.GetOperationResponse, line: str) -> None:
-    """The status line counts positions from one and is empty for a running operation."""
+    """The status line counts queue positions from one, and is empty for a running operation."""
     assert queue_status_line(record) == line
 
 
 async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each response replaces the line, a failed query does not change it, and the line is cleared at the end."""
+    """Each response replaces the line, a failed query does not change it, and the end of the wait clears it."""
     monkeypatch.setenv('TERM', 'xterm')
     terminal, is_exhausted = Terminal(), asyncio.Event()
     responses = iter([queued(1), None, queued(0)])
@@ -68,7 +68,7 @@ async def test_line_is_updated_and_cleared(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_no_status_is_queried_without_a_terminal() -> None:
-    """No task is started to query the status if the output is no terminal."""
+    """No task queries the status if the output is not a terminal."""
 
     async def query() -> wire.GetOperationResponse:
         raise AssertionError

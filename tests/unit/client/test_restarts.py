@@ -1,10 +1,10 @@
-"""Delays after which the supervisor of `twinkle up` restarts services that exit."""
+"""Tests of the delays before the supervisor of `twinkle up` restarts an exited service."""
 
 from twinkle_client.cli.restarts import Restarts
 
 
 def test_first_exit_is_restarted_at_once() -> None:
-    """A service that exits for the first time, or an hour after its last restart, is restarted without a pause."""
+    """A service that exits for the first time, or an hour after its last restart, is restarted immediately."""
     restarts = Restarts()
     assert restarts.seconds_until_due('model', 10.0) == 0.0
     restarts.record('model', 10.0, is_ready=True)
@@ -23,8 +23,8 @@ def test_pauses_grow_to_a_limit_and_never_end_the_restarts() -> None:
     assert max(pauses) == 60.0
 
 
-def test_service_that_becomes_ready_is_restarted_soon_however_often_it_exits() -> None:
-    """The pause is 2 seconds if the last restart succeeded, however many restarts failed or succeeded before."""
+def test_service_that_becomes_ready_is_restarted_soon() -> None:
+    """The pause is 2 seconds if the service was ready after the last restart, even if earlier restarts failed."""
     restarts = Restarts()
     for number in range(20):
         restarts.record('model', 10.0 * number, is_ready=number >= 10)

@@ -1,4 +1,4 @@
-"""The backoff between attempts during an outage."""
+"""Tests of the backoff between attempts during an outage."""
 
 import asyncio
 from datetime import timedelta
@@ -12,7 +12,7 @@ from twinkle_client.rpc.retry import Backoff, Outages
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be advanced."""
+    """An event loop whose clock can be advanced."""
 
     ahead = 0.0
 
@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize(('lasting', 'attempts'), [(2.0, 3), (11.0, 5)])
 def test_attempts_of_a_few_seconds_are_one_outage(lasting: float, attempts: int) -> None:
-    """Attempts of a few seconds count as one outage; only a longer attempt starts a new outage."""
+    """Attempts of a few seconds belong to one outage; only a longer attempt starts a new outage."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         assert runner.run(_failures(timedelta(seconds=3), lasting=lasting, max_failures=5)) == attempts
 

@@ -1,4 +1,4 @@
-"""The record of samplers that are drained, or whose start is interrupted."""
+"""Tests of the record of samplers that are drained, or whose start is interrupted."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from twinkle_client.stack.process_ids import start_mark
 GATEWAY = '127.0.0.1:2'
 
 
-def test_drained_service_is_marked_and_later_forgotten(tmp_path: Path) -> None:
-    """A drained service is marked as leaving, unless the drain is refused, and is removed once it has exited."""
+def test_drained_service_is_marked_and_later_removed(tmp_path: Path) -> None:
+    """A drained service is marked as leaving, unless the gateway refuses the drain, and is removed after its exit."""
     exited = _service('sampler', is_alive=False)
     _stack(tmp_path, exited, _service('gateway', address=GATEWAY)).save()
     with pytest.raises(NotFoundError):
@@ -35,7 +35,7 @@ def test_drained_service_is_marked_and_later_forgotten(tmp_path: Path) -> None:
 def test_mark_stays_if_the_gateway_may_have_started_the_drain(
     tmp_path: Path, error: Callable[[str], Exception], leaving: list[str]
 ) -> None:
-    """The mark is removed only if the gateway refused the drain; otherwise a draining sampler would be restarted."""
+    """The mark is removed only if the gateway refused the drain; without it, a draining sampler would be restarted."""
     _stack(tmp_path, _service('sampler'), _service('gateway', address=GATEWAY)).save()
 
     def fail(replica_id: str) -> None:
@@ -47,7 +47,7 @@ def test_mark_stays_if_the_gateway_may_have_started_the_drain(
 
 
 def test_interrupted_starts_are_completed_or_removed(tmp_path: Path) -> None:
-    """A sampler without a recorded address is removed if it has exited, and gets its address if it is ready."""
+    """A sampler without a recorded address is removed if it has exited; if it is ready, its address is recorded."""
     names = ('sampler', 'sampler-2', 'sampler-3')
     ready, exited, starting = (_service(name, address='', is_alive=name != 'sampler-2') for name in names)
     trainer = _service('model', address='127.0.0.1:3', is_alive=False)
@@ -65,7 +65,7 @@ def _refuse(replica_id: str) -> None:
 
 
 def _service(name: str, *, address: str = '127.0.0.1:1', is_alive: bool = True) -> ServiceState:
-    """Return a service whose process is the current process, or one that has exited."""
+    """Return a service whose process is the current process or has exited."""
     mark = start_mark(os.getpid()) if is_alive else 'gone'
     return ServiceState(name=name, pid=os.getpid(), start_mark=mark, address=address, log_path='')
 

@@ -17,7 +17,7 @@ QUEUED = EngineLoad(running_sequence_count=8, waiting_sequence_count=1, max_sequ
 UNKNOWN = EngineLoad(running_sequence_count=1)
 FEW = EngineLoad(running_sequence_count=1, max_sequence_count=8)
 FEW_QUEUED = EngineLoad(running_sequence_count=1, waiting_sequence_count=1, max_sequence_count=8)
-"""A sampler that has a queue although slots are free, because its memory for keys and values is full."""
+"""A sampler that has a queue although slots are free, because its key-value cache is full."""
 FEW_LONG = EngineLoad(running_sequence_count=1, max_sequence_count=8, kv_usage=0.6)
 SCALING = Scaling(max_samplers=4, grow_seconds=10, shrink_seconds=60)
 
@@ -52,8 +52,8 @@ def test_number_changes_after_a_constant_load(loads: Sequence[EngineLoad], secon
     assert _decisions([(5.0, loads), (5.0 + seconds, loads)]) == [0, change]
 
 
-def test_times_start_anew_after_an_interruption_and_after_a_change() -> None:
-    """A moment without a queue restarts the measured time, and so does each added sampler."""
+def test_measured_time_starts_again_after_a_change() -> None:
+    """The measured time starts again after a moment without a queue, and after each added sampler."""
     observed = [
         (0, [QUEUED]),
         (9, [FULL]),
@@ -81,7 +81,7 @@ def test_times_start_anew_after_an_interruption_and_after_a_change() -> None:
     ],
 )
 def test_invalid_section_is_refused(tmp_path: Path, section: str, problem: str) -> None:
-    """An invalid section is refused by an error that names the field."""
+    """An error that names the field refuses an invalid section."""
     (tmp_path / 'stack.yaml').write_text(f'sampler_count: 2\nautoscaling: {section}\n')
     with pytest.raises(ValueError, match=problem):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')
@@ -95,7 +95,7 @@ def test_section_is_read(tmp_path: Path) -> None:
 
 
 def test_stack_without_samplers_cannot_grow(tmp_path: Path) -> None:
-    """Autoscaling is refused for a stack that starts without samplers, because it has no queue to measure."""
+    """A stack that starts without samplers refuses autoscaling, because it has no queue to measure."""
     fields: dict[str, Any] = {'state_dir': tmp_path, 'sampler_count': 0, 'autoscaling': SCALING}
     with pytest.raises(ValueError, match='sampler_count must be at least 1'):
         StackOptions(**fields)

@@ -1,4 +1,4 @@
-"""The options of a stack, its stored state and the state of its processes."""
+"""Tests of a stack's options, its stored state, and the state of its processes."""
 
 import fcntl
 import json
@@ -66,7 +66,7 @@ def test_stack_is_reachable_once_its_gateway_has_an_address(tmp_path: Path) -> N
 
 
 def test_only_exited_services_are_restarted(tmp_path: Path) -> None:
-    """A service that is still starting, or that is marked as leaving, is not restarted."""
+    """A service that is still starting, or is marked as leaving, is not restarted."""
     exited = _service('sampler', is_alive=False)
     starting = replace(_service('sampler-2', is_alive=False), address='')
     leaving = replace(_service('sampler-3', is_alive=False), is_leaving=True)
@@ -87,8 +87,8 @@ def test_stopping_waits_for_the_lock_of_the_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_further_interrupts_do_not_leave_services_running(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal while services are stopped takes effect after all of them have stopped."""
+def test_more_interrupts_do_not_leave_services_running(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal that arrives while services are being stopped takes effect after all of them have stopped."""
     program = [sys.executable, '-c', 'import signal; signal.pause()']
     processes = [subprocess.Popen(program) for _ in range(3)]
     services = [
@@ -118,7 +118,7 @@ def test_further_interrupts_do_not_leave_services_running(tmp_path: Path, number
 
 @pytest.mark.slow
 def test_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
-    """Only a folder that belongs to the stack becomes private; its subfolder `logs` is always private."""
+    """A folder becomes private only if it belongs to the stack; its subfolder `logs` is always private."""
     for name in ('own', 'shared'):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o755)
@@ -132,7 +132,7 @@ def test_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('field', ['listen', 'http_listen'])
 def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path) -> None:
-    """A taken, malformed or incomplete listen address is refused before any service starts."""
+    """A listen address that is taken, malformed or incomplete is refused before any service starts."""
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
@@ -142,15 +142,15 @@ def test_unusable_address_is_refused_before_the_start(field: str, tmp_path: Path
                 start_stack(options, report=_fail_on_report)
 
 
-def test_chosen_port_is_not_one_of_outgoing_connections() -> None:
-    """A port that is fixed before its process listens cannot be taken by an outgoing connection meanwhile."""
+def test_chosen_port_is_not_used_by_outgoing_connections() -> None:
+    """An outgoing connection cannot take a port that is chosen before its process listens."""
     ports = {int(with_port('127.0.0.1:0').rpartition(':')[2]) for _ in range(20)}
     assert len(ports) > 10
     assert max(ports) < 32_000
 
 
 def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:
-    """A stack whose disk has too little free space is refused before any service starts, and leaves no record."""
+    """A stack is refused before any service starts, and leaves no record, if its disk has too little free space."""
     with pytest.raises(StackError, match='MiB of free space, and a stack needs at least'):
         start_stack(StackOptions(state_dir=tmp_path, min_free_bytes=1 << 60), report=_fail_on_report)
     assert StackState.load(tmp_path) is None
@@ -169,7 +169,7 @@ def test_start_with_too_little_free_space_is_refused(tmp_path: Path) -> None:
 def test_wrong_field_of_a_section_is_refused_before_the_start(
     service: str, section: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    """An unknown or invalid field of any service is refused with its path and similar names, and nothing is created."""
+    """The error for an unknown or invalid field of any service has its path and similar names; nothing is created."""
     (tmp_path / 'up.yaml').write_text(yaml.safe_dump({service: section}))
     arguments = ['up', '--config', str(tmp_path / 'up.yaml'), '--state-dir', str(tmp_path / 'state')]
     result = runner.invoke(app, arguments)
@@ -209,20 +209,20 @@ class Outer(BaseModel):
     ids=lambda section: next(iter(section)),
 )
 def test_fields_of_sections_in_all_forms_are_suggested(section: dict[str, object]) -> None:
-    """A field of an optional, listed or mapped section is suggested like one of a plain section."""
+    """A field of an optional, listed or mapped section is suggested like a field of a plain section."""
     (problem,) = problems_of('probe', Outer, section)
     assert problem.endswith('size_byte: unknown field; did you mean size_bytes?')
 
 
 def test_right_fields_of_a_section_are_accepted(tmp_path: Path) -> None:
-    """A section may leave out the required fields that `twinkle up` fills in."""
+    """A section may omit the required fields that `twinkle up` fills in."""
     (tmp_path / 'up.yaml').write_text(yaml.safe_dump({service: {'drain_seconds': 3} for service in SERVICES}))
     assert StackOptions(state_dir=tmp_path).with_file(tmp_path / 'up.yaml').services['model'] == {'drain_seconds': 3}
 
 
 @pytest.mark.parametrize('name', ['file', 'file/below'])
 def test_unusable_state_folder_is_named(name: str, tmp_path: Path) -> None:
-    """A state folder that cannot be created is refused with its path and the option that changes it."""
+    """If a state folder cannot be created, the error names its path and the option that changes the path."""
     (tmp_path / 'file').touch()
     with pytest.raises(StackError, match=rf'{name}: .*--state-dir'):
         start_stack(StackOptions(state_dir=tmp_path / name), report=_fail_on_report)
@@ -237,14 +237,14 @@ def test_memory_is_read_without_ps() -> None:
 
 
 def test_other_model_than_the_running_one_is_refused(tmp_path: Path) -> None:
-    """`twinkle up` fails if a different base model than the requested one is already running."""
+    """`twinkle up` fails if a stack with another base model is already running."""
     _stack(tmp_path, _service('gateway')).save()
     for arguments, status in (([], 0), (['--model', 'tiny'], 0), (['--model', 'other'], 1)):
         assert runner.invoke(app, ['up', *arguments, '--state-dir', str(tmp_path)]).exit_code == status
 
 
 def test_several_base_models_keep_their_order(tmp_path: Path) -> None:
-    """Options and state keep the order of the base models; duplicates, and patches with several models, are refused."""
+    """Options and state keep the order of the base models. Duplicates, and patches with several models, are refused."""
     path = tmp_path / 'stack.yaml'
     path.write_text('base_model: tiny\nmore_models: [other]\n')
     options = StackOptions(state_dir=tmp_path).with_file(path)
@@ -271,7 +271,7 @@ def test_invalid_number_of_trainers_is_refused(text: str, tmp_path: Path) -> Non
 
 
 def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None:
-    """`twinkle up` fails if the running stack has different base models or a different order of them."""
+    """`twinkle up` fails if the running stack has different base models, or the same ones in another order."""
     StackState.create(tmp_path, base_model='tiny', more_models=('other',), services=(_service('gateway'),)).save()
     for names, status in ((['tiny', 'other'], 0), (['tiny'], 1), (['other', 'tiny'], 1)):
         arguments = [part for name in names for part in ('--model', name)]
@@ -279,7 +279,7 @@ def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None
 
 
 def test_weights_that_exceed_the_memory_cause_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights that exceed the memory cause a warning with the size of all their copies; small ones cause none."""
+    """A warning with the size of all copies is printed if the weights exceed the memory, and not for small weights."""
     folder = tmp_path / 'model'
     folder.mkdir()
     (folder / 'model.safetensors').write_bytes(b'small')
@@ -292,7 +292,7 @@ def test_weights_that_exceed_the_memory_cause_a_warning(tmp_path: Path, capsys: 
 
 
 def test_relative_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path to a model matches its absolute path, because the services run in another folder."""
+    """A relative path to a model is stored as its absolute path, because services run in another folder."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'model' / 'config.json').touch()
     state = tmp_path / 'state'
@@ -305,7 +305,7 @@ def test_relative_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize('command', [['add'], ['drain', 'rp-1']])
 def test_state_folder_option_before_a_fleet_command_is_used(command: list[str], tmp_path: Path) -> None:
-    """The option `--state-dir` before a subcommand of `fleet` is passed on to the subcommand."""
+    """The option `--state-dir` before a subcommand of `fleet` applies to the subcommand."""
     result = runner.invoke(app, ['fleet', '--state-dir', str(tmp_path / 'named'), *command])
     assert result.exit_code == 1
     assert str(tmp_path / 'named') in result.output
@@ -321,7 +321,7 @@ def test_service_that_has_left_is_removed_from_the_state(tmp_path: Path) -> None
 
 
 def _service(name: str, *, address: str = '127.0.0.1:1', is_alive: bool = True) -> ServiceState:
-    """Return a service whose process is the current process, or one that has exited."""
+    """Return a service whose process is the current process or has exited."""
     mark = start_mark(os.getpid()) if is_alive else 'gone'
     return ServiceState(name=name, pid=os.getpid(), start_mark=mark, address=address, log_path='')
 
@@ -362,7 +362,7 @@ def _fail_on_report(service: str, event: str) -> None:
 def test_stack_keeps_the_dtype_of_its_adapters(
     tmp_path: Path, fields: dict[str, Any], earlier: dict[str, Any] | None, expected: str
 ) -> None:
-    """A new stack selects a data type, and an earlier one keeps its type unless another one is requested."""
+    """A new stack selects a data type. An existing stack keeps its data type unless another one is requested."""
     assert dtype_of(StackOptions(state_dir=tmp_path, **fields), earlier=earlier) == expected
 
 
@@ -373,7 +373,7 @@ def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
 
 
 def test_threads_are_a_share_of_the_cores_unless_the_user_sets_them() -> None:
-    """One process gets all cores, several divide them, and OMP_NUM_THREADS, if set, is the number for each process."""
+    """One process gets all cores, and several divide them. OMP_NUM_THREADS, if set, applies to each process."""
     cores = len(os.sched_getaffinity(0))
     assert threads_of_each(1, {}) == cores
     assert threads_of_each(2 * cores, {'OMP_NUM_THREADS': ''}) == 1

@@ -1,4 +1,4 @@
-"""Ids and names in terminal output."""
+"""Tests of ids and names in terminal output."""
 
 import re
 
@@ -12,7 +12,7 @@ from twinkle_client.cli.session import console, error_console
 
 @pytest.mark.parametrize('output', [console, error_console])
 def test_ids_are_printed_unchanged(output: Console) -> None:
-    """An id that contains the name of an emoji is printed as it is, in lines and in tables."""
+    """An id that contains the name of an emoji is printed unchanged, in lines and in tables."""
     table = Table()
     table.add_column('run')
     table.add_row('ses-1:train:0')
@@ -23,7 +23,7 @@ def test_ids_are_printed_unchanged(output: Console) -> None:
 
 
 def test_every_console_prints_ids_unchanged() -> None:
-    """No console of the client or the library replaces names of emoji."""
+    """The consoles of the client and of the library do not replace names of emoji."""
     found = [
         f'{module.path}: {call}'
         for module in modules('sdk/python/')

@@ -1,4 +1,4 @@
-"""Spans that a program writes to its own folders."""
+"""Tests of spans that a program writes to its own folders."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from twinkle.telemetry import read_spans
 from twinkle_client.tracing import tracing_to
 
 
-def test_each_block_writes_to_its_own_folder(tmp_path: Path) -> None:
-    """A span is written to the folder of the outermost block, and spans outside of any block are not written."""
+def test_each_outer_block_writes_to_its_own_folder(tmp_path: Path) -> None:
+    """The outermost block determines the folder of a span; spans outside of any block are not written."""
     tracer = trace.get_tracer('test')
     for name in ('first', 'second'):
         with tracing_to(tmp_path / name), tracer.start_as_current_span(name), tracing_to(tmp_path / 'inner'):

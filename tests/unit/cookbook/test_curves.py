@@ -22,7 +22,7 @@ class Setting:
 
 
 class FakeMetrics:
-    """Store of the metrics of a run in the services."""
+    """Store of a run's metrics in the services."""
 
     run_id = 'ad-1'
 
@@ -41,7 +41,7 @@ def curves_of(out: Path, **options) -> Curves:
 
 
 def test_numbers_reach_the_file_and_the_store_of_the_services(tmp_path):
-    """Each step is a line of `curves.jsonl`, and points of the run in the services."""
+    """Each step becomes a line of `curves.jsonl`, and points of the run in the services."""
     metrics = FakeMetrics()
     with curves_of(tmp_path, metrics=metrics) as curves:
         curves.record(loss=2.0)
@@ -53,7 +53,7 @@ def test_numbers_reach_the_file_and_the_store_of_the_services(tmp_path):
 
 
 def test_the_description_has_the_setting_and_the_status(tmp_path):
-    """A run replaces the files of an earlier one; an interrupt is its status."""
+    """A run replaces the files of an earlier run; the status of an interrupted run is an interrupt."""
     with curves_of(tmp_path) as curves:
         curves.record(loss=2.0)
         curves.record(loss=1.0)
@@ -69,7 +69,7 @@ def test_the_description_has_the_setting_and_the_status(tmp_path):
 
 
 def test_names_of_trackers_are_checked_on_the_command_line():
-    """Known trackers are accepted, and others are an error before a recipe starts."""
+    """Known trackers are accepted; an unknown tracker is an error before a recipe starts."""
     assert trackers('jsonl') == ['jsonl']
     with pytest.raises(argparse.ArgumentTypeError, match="unknown tracker 'wandbb'"):
         trackers('jsonl,wandbb')
@@ -78,6 +78,6 @@ def test_names_of_trackers_are_checked_on_the_command_line():
 
 
 def test_files_of_several_folders_have_different_labels() -> None:
-    """A plot of seeds has one line for each file, also if their names are equal."""
+    """A plot of several seeds has one line for each file, even if the files have equal names."""
     assert labels_of([Path('ppo_seed0.jsonl'), Path('ppo_seed1.jsonl')]) == ['seed0', 'seed1']
     assert labels_of([Path('a/curves.jsonl'), Path('b/curves.jsonl')]) == ['a/curves.jsonl', 'b/curves.jsonl']

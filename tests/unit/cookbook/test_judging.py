@@ -14,13 +14,13 @@ from e2e.cookbook.report import Result
 
 
 def noisy(*means: float, spread: float = 0.05, seed: int = 1) -> list[float]:
-    """Return the means with uniform noise."""
+    """Return curve values with these means and uniform noise."""
     rng = random.Random(seed)
     return [mean + rng.uniform(-spread, spread) for mean in means]
 
 
 def test_falling_loss_is_learning() -> None:
-    """A loss whose mean over the last steps is lower than over the first steps counts as learning."""
+    """A loss whose mean is lower over the last steps than over the first steps counts as learning."""
     verdict = judge([3.0, 3.0, 2.9, 2.5, 2.0, 1.5, 1.0, 1.0, 0.9], is_rising=False)
     assert verdict.compared == 3
     assert (verdict.first, verdict.last) == pytest.approx((8.9 / 3, 2.9 / 3))
@@ -42,7 +42,7 @@ def test_difference_within_the_noise_is_not_learning() -> None:
 
 
 def test_noise_alone_rarely_counts_as_learning() -> None:
-    """Fewer than 20 of 200 flat curves exceed two standard errors by chance."""
+    """Fewer than 20 of 200 flat curves change by more than two standard errors by chance."""
     count = sum(judge(noisy(*[0.5] * 12, seed=seed), is_rising=True).has_learned for seed in range(200))
     assert count < 20
 

@@ -1,4 +1,4 @@
-"""Cancelled requests hold their tenant's lock until the thread that writes their files has finished."""
+"""A cancelled request holds its tenant's lock until the thread that writes its files has finished."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ class Gate:
 
 
 class GatedThreads(StoreThreads):
-    """Threads whose functions wait at the gate after they have run, if a gate is set."""
+    """A thread pool whose functions wait at the gate after they have run, if a gate is set."""
 
     gate: Gate | None = None
     running = 0
@@ -74,7 +74,7 @@ async def _exported(datasets: Datasets, dataset: Dataset) -> bytes:
 
 
 async def test_repeated_export_waits_for_the_thread_of_the_cancelled_one(tmp_path: Path, threads: GatedThreads) -> None:
-    """Two threads never write the same file: a repeated export begins once the thread of a cancelled one has ended."""
+    """Two threads never write the same file: a repeated export waits for the end of the cancelled export's thread."""
     unused: Any = None
     store = DiskDatasets(tmp_path, threads)
     datasets = Datasets(store, unused, unused, unused, clock=FakeClock(), limits=LIMITS)

@@ -67,7 +67,7 @@ def test_other_columns_become_user_data() -> None:
 
 
 def test_unsupported_and_malformed_parts_are_refused_by_field() -> None:
-    """An error about media or a malformed part of a chat has the field path of that part."""
+    """The error for media, or for a malformed part of a chat, has the field path of that part."""
     cases: dict[str, message_pb2.Trajectory] = {}
     with_image = chat('u')
     with_image.messages[0].parts.add().image.media_type = 'image/png'

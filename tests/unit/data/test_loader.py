@@ -28,7 +28,7 @@ LOADER = Loader(
 
 @given(st.integers(0, 100), st.integers(1, 20), st.booleans())
 def test_batches_cover_an_epoch(row_count: int, batch_size: int, flag: bool) -> None:  # noqa: FBT001 (drawn)
-    """The batches of an epoch contain all of its rows, except those of a partial last batch that is dropped."""
+    """The batches of an epoch contain all its rows, except the rows of an incomplete last batch that is dropped."""
     loader = replace(LOADER, row_count=row_count, batch_size=batch_size, is_last_partial_dropped=flag)
     assert (loader.batch_count - 1) * batch_size < loader.epoch_rows <= loader.batch_count * batch_size
     assert loader.epoch_rows == (row_count - row_count % batch_size if flag else row_count)
@@ -41,8 +41,8 @@ def test_an_unlimited_loader_without_batches_finishes() -> None:
     assert replace(LOADER, epoch_count=3).end_row == 30
 
 
-def test_cursor_fits_every_loader_of_the_same_rows_and_order() -> None:
-    """A cursor depends on the rows, the batches and the order, and not on ids or the number of epochs."""
+def test_cursor_is_valid_for_every_loader_of_the_same_rows_and_order() -> None:
+    """A cursor depends on the rows, the batches and the order. It does not depend on ids or the number of epochs."""
     cursor = LOADER.cursor_at(4)
     assert replace(LOADER, loader_id='ld-2', dataset_id='ds-2', epoch_count=9).rows_before(cursor) == 4
     others = {'content_digest': 'e', 'batch_size': 2, 'shuffle_seed': 0, 'is_last_partial_dropped': True}
@@ -54,7 +54,7 @@ def test_cursor_fits_every_loader_of_the_same_rows_and_order() -> None:
 
 
 def test_a_row_count_is_valid_only_between_batches() -> None:
-    """A cursor that has only a row count is refused inside a batch and after the end."""
+    """A cursor that only has a row count is refused inside a batch and after the end."""
     twice = replace(LOADER, epoch_count=2)
     assert [twice.rows_before(Cursor(count, b'')) for count in (0, 4, 8, 10, 14, 20)] == [0, 4, 8, 10, 14, 20]
     for count in (1, 9, 12, 24):
@@ -85,7 +85,7 @@ async def test_changes_of_one_tenant_run_in_order() -> None:
 
 
 async def test_waiting_changes_are_limited() -> None:
-    """A tenant's queue is limited, and a refused change does not occupy the queue."""
+    """A tenant's queue has a limited length, and a refused change takes no place in the queue."""
     locks = TenantLocks(queue_limit=1)
     async with asyncio.TaskGroup() as tasks, locks.hold('alice'):
 

@@ -1,4 +1,4 @@
-"""Rows that people read: the calls of one tenant take turns, so that they do not occupy all threads."""
+"""Calls of PeekRows of one tenant run one at a time, so that they do not occupy all threads."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ LIMITS = DatasetLimits(decoded=UNLIMITED, stored_bytes=1 << 30, datasets=10, que
 
 
 class BlockedRows:
-    """Reader whose rows are read once the test continues; it counts the running reads of each tenant."""
+    """Reader that returns rows once the test continues. It counts the running reads of each tenant."""
 
     def __init__(self, tenant_id: str, running: Counter[str], continued: asyncio.Event) -> None:
         self._tenant_id, self._running, self._continued = tenant_id, running, continued
@@ -50,7 +50,7 @@ class BlockedDatasets(DiskDatasets):
 
 
 async def test_peeks_of_a_tenant_take_turns(tmp_path: Path) -> None:
-    """One call of each tenant reads rows at a time, and only some others may wait."""
+    """One call of each tenant reads rows at a time, and a limited number of its calls may wait."""
     threads = StoreThreads('rows', count=1)
     unused: Any = None
     store, table = BlockedDatasets(tmp_path, threads), Table(rows=[{'x': 0}, {'x': 1}])

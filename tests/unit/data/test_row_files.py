@@ -1,4 +1,4 @@
-"""Rows on disk: single rows are read back, and the digest of a table depends only on its content."""
+"""Rows on disk: single rows can be read, and the digest of a table depends only on its content."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.data.domain import Table
 
 
 def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:
-    """Return rows of different lengths, in the form that `encode` produces."""
+    """Return rows of different lengths in the format of `encode`."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
@@ -36,7 +36,7 @@ def write_and_open(folder: Path, table: Table) -> tuple[RowFiles, str]:
 
 
 def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
-    """Rows keep their tokens and other columns, except columns that follow from the length."""
+    """Rows keep their tokens and other columns, except columns that are derived from the length."""
     table = encoded(7)
     files, _ = write_and_open(tmp_path / 'a', table)
     rows = files.read([6, 0, 3])
@@ -49,20 +49,20 @@ def test_encoded_rows_are_read_in_any_order(tmp_path: Path) -> None:
 
 
 def test_positions_of_packed_rows_are_stored(tmp_path: Path) -> None:
-    """Positions that restart within a row are stored, because they do not follow from the length."""
+    """Positions that restart within a row are stored, because the length does not determine them."""
     files, _ = write_and_open(tmp_path / 'a', encoded(2, is_packed=True))
     assert 'position_ids' in files.read([0])[0]
 
 
 def test_plain_rows_are_read_unchanged(tmp_path: Path) -> None:
-    """Rows that are not encoded keep all columns, even those with the names of token columns."""
+    """Rows that are not encoded keep all columns, even columns with the names of token columns."""
     rows = [{'x': 1, 'length': 'long', 'y': None}, {'x': 2, 'length': 'short', 'y': [1.5]}]
     files, _ = write_and_open(tmp_path / 'a', Table(rows=rows))
     assert list(files) == rows
 
 
 def test_empty_tables_can_be_stored(tmp_path: Path) -> None:
-    """A table without rows is written and read as a table without rows."""
+    """A table without rows can be written and read."""
     for name, table in {'plain': Table(rows=[]), 'encoded': Table(rows=[], is_encoded=True)}.items():
         files, _ = write_and_open(tmp_path / name, table)
         assert list(files) == []
@@ -77,7 +77,7 @@ def test_digest_depends_on_the_content(tmp_path: Path) -> None:
 
 
 def test_open_rows_are_readable_after_deletion(tmp_path: Path) -> None:
-    """Rows that are open remain readable after their files are deleted."""
+    """Open rows remain readable after their files are deleted."""
     files, _ = write_and_open(tmp_path / 'a', encoded(3))
     for path in (tmp_path / 'a').iterdir():
         path.unlink()

@@ -1,4 +1,4 @@
-"""Rows in memory are limited per dataset, per tenant and in total, and their bytes are released."""
+"""Rows in memory are limited per dataset, per tenant and in total, and are released afterwards."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from services.kit.errors import BytesFull, Cancelled, QuotaExceeded
 
 
 def decoded(**limits: int) -> DecodedBytes:
-    """Return counters with these limits; the other limits are high."""
+    """Return counters with these limits; all other limits are high."""
     high = {'rows': 1000, 'dataset_bytes': 1000, 'tenant_bytes': 1000, 'total_bytes': 1000}
     return DecodedBytes(DecodedLimits(**(high | limits)))
 
 
 @pytest.mark.parametrize(('limits', 'quota'), [({'rows': 2}, 'dataset_rows'), ({'dataset_bytes': 25}, 'dataset_bytes')])
 def test_large_dataset_is_refused_by_quota(limits: dict[str, int], quota: str) -> None:
-    """The row that exceeds a limit of the dataset is refused with the name of the limit, and is not counted."""
+    """The row that exceeds a limit of the dataset is refused with the limit's name, and does not count."""
     counters = decoded(**limits)
     with counters.meter('alice') as meter:
         meter.charge(10, 1)
@@ -26,7 +26,7 @@ def test_large_dataset_is_refused_by_quota(limits: dict[str, int], quota: str) -
 
 
 @pytest.mark.parametrize(('limits', 'other'), [({'tenant_bytes': 15}, 'alice'), ({'total_bytes': 15}, 'bob')])
-def test_rows_of_other_requests_count(limits: dict[str, int], other: str) -> None:
+def test_rows_of_all_open_requests_count(limits: dict[str, int], other: str) -> None:
     """The open requests of a tenant share the tenant's limit, and those of all tenants share the total limit."""
     counters = decoded(**limits)
     with counters.meter(other) as first, counters.meter('alice') as second:
@@ -38,7 +38,7 @@ def test_rows_of_other_requests_count(limits: dict[str, int], other: str) -> Non
 
 
 def test_replaced_rows_are_released_after_a_step() -> None:
-    """A step may create as many rows as it replaces; old and new rows are in memory until the step ends."""
+    """A step may create as many rows as it replaces; old and new rows are both in memory until the step ends."""
     counters = decoded(dataset_bytes=10)
     with counters.meter('alice') as meter:
         meter.charge(10, 1)
@@ -49,7 +49,7 @@ def test_replaced_rows_are_released_after_a_step() -> None:
 
 
 def test_failed_step_releases_everything() -> None:
-    """The end of a request releases the rows of a failed step and the rows that it would have replaced."""
+    """The end of a request releases the rows that a failed step created and those that it would have replaced."""
     counters = decoded()
     with counters.meter('alice') as meter:
         meter.charge(990, 1)

@@ -1,4 +1,4 @@
-"""Streams of batches that are opened while another request closes their loader or changes their dataset."""
+"""Streams of batches that open while another request closes their loader or changes their dataset."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +27,7 @@ OPEN = OpenRequest(
 
 
 class Store(DiskDatasets):
-    """Datasets for which another request may close the loaders and delete the files before a reader opens the files."""
+    """Datasets. Before a reader opens their files, another request may close the loaders and delete the files."""
 
     loaders: DiskLoaders | None = None
     is_raced = False
@@ -92,13 +92,13 @@ async def _token_ids(loaders: Loaders, loader: Loader) -> list[int]:
 
 
 async def test_undisturbed_stream_reads_its_dataset(store: Store, kept: DiskLoaders) -> None:
-    """A stream that no other request disturbs returns all rows of its dataset."""
+    """A stream without an interfering request returns all rows of its dataset."""
     loaders, loader, _ = await _opened(store, kept)
     assert await _token_ids(loaders, loader) == [5] * 4
 
 
 async def test_loader_that_was_opened_during_a_change_is_refused(store: Store, kept: DiskLoaders) -> None:
-    """A loader never returns the rows of a revision other than the one for which it was opened."""
+    """A loader never returns rows of a revision other than the revision for which it was opened."""
     loaders, loader, dataset = await _opened(store, kept)
     await _saved(store, dataset, _table(6))
     with pytest.raises(InvalidField, match='opened while its dataset changed'):

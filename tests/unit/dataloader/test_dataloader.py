@@ -22,7 +22,7 @@ from twinkle.infra import DeviceMesh
     ],
 )
 def test_last_batch_follows_the_options(options: dict[str, Any], sizes: list[int]) -> None:
-    """A last batch that is too small is left out, and the length of the loader matches."""
+    """A last batch that is too small is dropped, and the length of the loader matches."""
     loader = DataLoader(range(10), batch_size=4, **options)
     assert [len(batch) for batch in loader] == sizes
     assert len(loader) == len(sizes)
@@ -59,7 +59,7 @@ def test_epochs_are_shuffled_differently_and_repeatably() -> None:
 
 
 def test_order_is_the_same_in_every_version() -> None:
-    """The order equals the recorded values, so stored positions stay valid."""
+    """The order equals recorded values, so positions that were stored earlier stay valid."""
     assert list(epoch_order(8, seed=42, epoch=0)) == [4, 1, 3, 6, 0, 7, 2, 5]
     np.testing.assert_array_equal(epoch_order(4, seed=None, epoch=9), [0, 1, 2, 3])
 
@@ -101,7 +101,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
 
 
 def test_options_without_effect_are_not_silent() -> None:
-    """Workers cause a warning; unknown options and a mesh without this process are refused."""
+    """Workers cause a warning; unknown options, and a mesh that excludes this process, are refused."""
     with pytest.warns(UserWarning, match='num_workers'):
         DataLoader(range(4), batch_size=2, num_workers=2)
     with pytest.raises(TypeError, match='pin_memory'):

@@ -19,7 +19,7 @@ def test_data_axes_share_a_batch_and_others_repeat_it() -> None:
 
 
 def test_rank_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default rank is the environment variable `RANK`."""
+    """The environment variable `RANK` is the default rank."""
     monkeypatch.setenv('RANK', '1')
     assert first_batch(DeviceMesh.from_sizes(dp_size=2), None) == [4, 5, 6, 7]
 
@@ -43,8 +43,8 @@ def test_batches_that_cannot_be_divided_are_refused() -> None:
         DataLoader(range(9), batch_size=3, device_mesh=mesh, rank=3)
 
 
-def test_last_batch_is_shared_or_left_out() -> None:
-    """A last batch is read if every rank gets an example, and is left out otherwise."""
+def test_last_batch_is_shared_or_dropped() -> None:
+    """A last batch is read if every rank gets an example, and is dropped otherwise."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
     sizes = {
         size: [

@@ -13,7 +13,7 @@ from twinkle.dataset import DatasetMeta, IterableDataset, LazyDataset
 
 
 def dataset_with_bad_rows(bad: Set[int], kind: type[Any] = LazyDataset, size: int = 10) -> Any:
-    """Return a dataset with rows 0, 1, ..., in which the rows `bad` cannot be read."""
+    """Return a dataset of the rows 0, 1, ...; the rows `bad` cannot be read."""
 
     def decode(value: int) -> int:
         if value in bad:
@@ -31,7 +31,7 @@ def values(loader: DataLoader) -> list[list[int]]:
 
 
 def test_bad_rows_are_replaced_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches keep their sizes, and each replacement names the row, the reason and the row used instead."""
+    """Batches keep their sizes, and each report names the row, the reason and the replacing row."""
     loader = DataLoader(dataset_with_bad_rows({2, 5}), batch_size=4)
     with caplog.at_level(logging.WARNING, logger='twinkle'):
         batches = values(loader)
@@ -51,7 +51,7 @@ def test_replacements_are_the_same_in_every_run() -> None:
 
 
 def test_a_stream_continues_with_its_next_row() -> None:
-    """A stream skips rows that cannot be read, and fills its batches with the following rows."""
+    """A stream skips rows that cannot be read, and fills its batches with the next rows."""
     loader = DataLoader(dataset_with_bad_rows({0, 4, 9}, IterableDataset), batch_size=4)
     assert values(loader) == [[1, 2, 3, 5], [6, 7, 8]]
     assert [(entry.position, entry.index, entry.replacement) for entry in loader.replacements] == [
@@ -73,7 +73,7 @@ def test_retries_are_bounded(kind: type[Any]) -> None:
 
 
 def test_programming_errors_are_raised() -> None:
-    """An exception that is not caused by data is raised unchanged."""
+    """An exception that invalid data does not cause is raised unchanged."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': 1}]))
     dataset.cast_column('x', lambda value: value.absent)
     with pytest.raises(AttributeError):

@@ -26,14 +26,14 @@ EPOCHS = 3
 
 
 def refuse_some(value: int) -> int:
-    """Return the value, or raise ValueError for the values that stand for invalid data."""
+    """Return the value, or raise ValueError for values that represent invalid data."""
     if value % 7 == 3:
         raise ValueError(value)
     return value
 
 
 def dataset_of(kind: str, size: int) -> Any:
-    """Return a dataset with rows `{'x': ...}`; some of its rows cannot be read."""
+    """Return a dataset with rows `{'x': ...}`; some of the rows cannot be read."""
     dataset = (LazyDataset if kind == 'lazy' else IterableDataset)(DatasetMeta(data=[{'x': i} for i in range(size)]))
     dataset.cast_column('x', refuse_some)
     return dataset
@@ -45,7 +45,7 @@ def values(batches: Iterable[list[dict[str, int]]]) -> list[list[int]]:
 
 
 def joined(parts: list[list[list[int]]]) -> list[list[int]]:
-    """Return the batches that the parts of all ranks form."""
+    """Return the batches that consist of the parts of all ranks."""
     return [list(chain.from_iterable(batch)) for batch in zip(*parts, strict=True)]
 
 
@@ -65,7 +65,7 @@ def test_resumed_ranks_get_the_remaining_batches(
     buffer: int,
     stop: float,
 ) -> None:
-    """Resuming after any batch, by state or by count, gives each rank its remaining batches over three epochs."""
+    """A run that resumes after any batch, by state or by count, gives each rank its remaining batches."""
     per_rank, ranks = batch_ranks
     mesh = DeviceMesh.from_sizes(dp_size=ranks)
     options: dict[str, Any] = {'shuffle': shuffle, 'shuffle_buffer': buffer, 'device_mesh': mesh}
@@ -97,7 +97,7 @@ def test_resumed_ranks_get_the_remaining_batches(
     size=st.integers(0, 40), per_rank=st.integers(1, 4), ranks=st.integers(1, 4), is_stream=st.booleans(),
 )  # fmt: skip
 def test_ranks_divide_each_batch(size: int, per_rank: int, ranks: int, is_stream: bool) -> None:  # noqa: FBT001
-    """The parts of all ranks form the batches of one process, and no part is empty."""
+    """The parts of all ranks together are the batches of one process, and no part is empty."""
     mesh = DeviceMesh.from_sizes(dp_size=ranks)
     meta = DatasetMeta(data=[{'x': i} for i in range(size)])
     dataset = IterableDataset(meta) if is_stream else LazyDataset(meta)
@@ -160,7 +160,7 @@ def test_endless_packs_resume_exactly(tiny_llama_dir: Path) -> None:
 
 
 def test_state_does_not_depend_on_the_number_of_ranks() -> None:
-    """A run may resume on more ranks than before."""
+    """A run may resume with more ranks than before."""
     stream = dataset_of('stream', 50)
     one = DataLoader(stream, batch_size=4, min_batch_size=4, shuffle=True)
     head = list(islice(one, 3))
@@ -173,7 +173,7 @@ def test_state_does_not_depend_on_the_number_of_ranks() -> None:
 
 
 def test_invalid_stream_states_are_refused() -> None:
-    """States with another seed or buffer, positions within a batch, and iterators as datasets are refused."""
+    """States with another seed or buffer, positions inside a batch, and iterators as datasets are refused."""
     stream = dataset_of('stream', 30)
     loader = DataLoader(stream, batch_size=4, shuffle=True)
     list(islice(loader, 2))
@@ -196,7 +196,7 @@ def test_invalid_stream_states_are_refused() -> None:
 
 
 def test_a_new_loop_over_a_stream_is_a_new_epoch() -> None:
-    """A new loop over a stream starts the next epoch, even if the previous loop was left early."""
+    """A new loop over a stream starts the next epoch, even if the previous loop ended early."""
     stream = dataset_of('stream', 30)
     loader, other = (DataLoader(stream, batch_size=4, shuffle=True) for _ in range(2))
     next(iter(loader))

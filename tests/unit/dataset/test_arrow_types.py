@@ -96,7 +96,7 @@ INVALID: dict[str, pa.Array] = {
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, or skip the test if the format does not have its types."""
+    """Write a table as Parquet; skip the test if Parquet does not have the table's types."""
     try:
         pa_parquet.write_table(table, path)
     except (pa.ArrowException, OSError) as error:
@@ -104,7 +104,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write a table as a compressed Arrow stream, or skip the test if its types are nested too deeply to be read."""
+    """Write a table as a compressed Arrow stream; skip the test if its types are nested too deeply for a reader."""
     options = pa.ipc.IpcWriteOptions(compression='zstd')
     try:
         with pa.OSFile(str(path), 'wb') as sink, pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -124,7 +124,7 @@ class Unlimited:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, and check that they are JSON values."""
+    """Return the rows of a file, and check that all values are JSON values."""
     rows = list(bounded_rows(path, Unlimited()))
     assert json.loads(json.dumps(rows)) == rows
     return rows
@@ -133,7 +133,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', SUPPORTED)
 def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: str) -> None:
-    """A value in a Parquet or Arrow file has the documented form, also within an object, and null stays null."""
+    """A value in a Parquet or Arrow file has the documented form, also within an object; null stays null."""
     array, expected = SUPPORTED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'x': array, 'n': range(len(array))}))
@@ -147,7 +147,7 @@ def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: s
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', REFUSED)
 def test_other_types_are_refused_by_name(tmp_path: Path, name: str, suffix: str) -> None:
-    """A column of another type is refused with its name, also if the type is nested in the column."""
+    """A column with another type, at any depth, is refused with the column's name."""
     array = REFUSED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'n': range(len(array)), 'column': array}))
@@ -160,7 +160,7 @@ def test_other_types_are_refused_by_name(tmp_path: Path, name: str, suffix: str)
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', INVALID)
 def test_invalid_values_are_refused_by_name(tmp_path: Path, name: str, suffix: str) -> None:
-    """A date or time out of range, or a repeated key of a map, is refused with the column's name."""
+    """A date or time out of range, or a map with a repeated key, is refused with the column's name."""
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'column': INVALID[name]}))
     with pytest.raises(UnreadableFile, match="'column'"):
@@ -173,7 +173,7 @@ def test_invalid_values_are_refused_by_name(tmp_path: Path, name: str, suffix: s
 def test_text_that_is_not_utf8_is_refused_by_name(
     tmp_path: Path, kind: pa.DataType, suffix: str, *, is_nested: bool
 ) -> None:
-    """Invalid bytes in a text are refused with the column's name."""
+    """Text with invalid bytes is refused with the column's name."""
     values = pa.array([b'\xff\xfe']).view(pa.string()).cast(kind, safe=False)
     path = tmp_path / f'rows.{suffix}'
     column = pa.StructArray.from_arrays([values], ['y']) if is_nested else values
@@ -196,8 +196,8 @@ def test_text_that_is_not_utf8_is_refused_by_name(
         ('x', 'x'),
     ],
 )
-def test_csv_keeps_dates_as_they_are_written(tmp_path: Path, text: str, expected: Any) -> None:
-    """Only numbers, truth values and missing values are recognized; dates and times stay text."""
+def test_csv_keeps_dates_as_text(tmp_path: Path, text: str, expected: Any) -> None:
+    """Only numbers, truth values and missing values are converted; dates and times stay text."""
     path = tmp_path / 'rows.csv'
     path.write_text(f'x,n\n{text},1\n')
     assert rows_of(path) == [{'x': expected, 'n': 1}]
@@ -205,7 +205,7 @@ def test_csv_keeps_dates_as_they_are_written(tmp_path: Path, text: str, expected
 
 @pytest.mark.parametrize('content', [b'column\n\xff\xfe\n', b'\xff\xfe,column\n1,2\n'])
 def test_csv_that_is_not_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Invalid bytes in values and in names are refused."""
+    """Invalid bytes are refused in values and in column names."""
     path = tmp_path / 'rows.csv'
     path.write_bytes(content)
     with pytest.raises(DatasetError, match='UTF-8'):
@@ -224,7 +224,7 @@ def _repeat_name(path: Path) -> None:
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'json', 'parquet', 'csv', 'arrow'])
 def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """A file with two columns of the same name is refused, because a row could contain only one of them."""
+    """A file with two columns of the same name is refused, because a row can contain only one of them."""
     path = tmp_path / f'rows.{suffix}'
     _repeat_name(path)
     for read in (rows_of, read_rows, lambda path: list(iter_rows(path))):
@@ -234,7 +234,7 @@ def test_two_columns_with_one_name_are_refused(tmp_path: Path, suffix: str) -> N
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_two_fields_with_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    """Two fields of the same name are refused with the column's name, because an object could contain only one."""
+    """Two fields of the same name are refused with the column's name, because an object can contain only one."""
     path = tmp_path / f'rows.{suffix}'
     fields = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ['name', 'name'])
     WRITERS[suffix](path, pa.table({'column': fields}))

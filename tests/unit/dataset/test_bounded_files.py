@@ -20,7 +20,7 @@ NESTED: list[dict[str, Any]] = [
 
 
 class Full(Exception):
-    """The bounds refused more bytes."""
+    """The bounds refuse more bytes."""
 
 
 class Counted:
@@ -40,7 +40,7 @@ class Counted:
 
 
 def repeated(path: Path, values: pa.Array, *, row_count: int, **options: Any) -> Path:
-    """Write a Parquet file with one column that repeats a value; return its path after checking that it is small."""
+    """Write a Parquet file with one column that repeats a value; check that the file is small, and return its path."""
     indices = pa.array([0] * row_count, pa.int32())
     column = pa.DictionaryArray.from_arrays(indices, values)
     pa_parquet.write_table(pa.table({'x': column}), path, compression='zstd', **options)
@@ -77,7 +77,7 @@ BOMBS: dict[str, Any] = {
     'a list in one row': lambda path: _written(path, pa.table({'x': pa.array([['x' * 2000] * 100_000])})),
     'a struct': lambda path: _written(path, pa.table({'x': pa.array([{'y': ['x' * 2000] * 1000}] * 100)})),
 }
-"""Functions that write a small Parquet file with large content."""
+"""Functions that write a small Parquet file that decodes to large content."""
 
 
 ARROW_BOMBS: dict[str, pa.Table] = {
@@ -137,7 +137,7 @@ def test_compressed_parquet_files_are_refused_before_they_are_decoded(tmp_path: 
     allocated: list[int] = []
     with pytest.raises(Full):
         allocated.extend(total for _, total in rows)
-    # A page has four rows of the longest text, 32 MiB in total; all other files stay below 1 MiB.
+    # One page has four rows of the longest text, 32 MiB in total; all other files stay below 1 MiB.
     assert max(allocated, default=before) - before < 33 << 20
     assert bounds.peak_bytes <= 64 << 20
 
@@ -156,7 +156,7 @@ def test_compressed_parquet_files_are_refused_before_they_are_decoded(tmp_path: 
     ],
 )
 def test_text_files_that_grow_when_parsed_are_refused(tmp_path: Path, suffix: str, content: str) -> None:
-    """Text that takes many times its size once it is parsed is refused, although the file is below the limit."""
+    """Text that takes many times its size once parsed is refused, although the file is below the limit."""
     path = tmp_path / f'rows.{suffix}'
     path.write_text(content)
     assert path.stat().st_size < 1 << 20
@@ -165,7 +165,7 @@ def test_text_files_that_grow_when_parsed_are_refused(tmp_path: Path, suffix: st
 
 
 def test_too_many_columns_are_refused_in_every_format(tmp_path: Path) -> None:
-    """The columns of all rows together are limited, and the error contains the limit."""
+    """The number of columns of all rows together is limited, and the error contains the limit."""
     wide = {f'c{index}': 1 for index in range(MAX_COLUMNS + 1)}
     files = [tmp_path / f'rows.{suffix}' for suffix in ('jsonl', 'parquet', 'csv', 'arrow')]
     for path in files:
@@ -187,7 +187,7 @@ def test_line_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.json', 'a.parquet', 'a.csv', 'a.arrow', 'a.txt'])
 def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
-    """A file whose content does not match its suffix is refused, and no byte stays counted."""
+    """A file whose content does not match its suffix is refused, and none of its bytes remain counted."""
     path = tmp_path / name
     path.write_bytes(b'\xff\xfe"\x00,{')
     bounds = Counted()

@@ -23,7 +23,7 @@ TABLE = pa.table(
 
 
 class Full(Exception):
-    """The bounds refused more bytes."""
+    """The bounds refuse more bytes."""
 
 
 class Bounds:
@@ -54,7 +54,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_file_with_changed_bytes_is_refused_or_read(tmp_path: Path, suffix: str) -> None:
-    """Reading a file with a changed byte gives rows, or raises the error of the bounds or a DatasetError."""
+    """Reading a file with a changed byte gives rows, or raises the bounds' error or a DatasetError."""
     path, rng = tmp_path / f'rows.{suffix}', random.Random(0)
     WRITERS[suffix](path)
     content, refused = path.read_bytes(), 0
@@ -72,7 +72,7 @@ def test_file_with_changed_bytes_is_refused_or_read(tmp_path: Path, suffix: str)
 
 @pytest.mark.parametrize('suffix', WRITERS)
 def test_file_that_ends_early_is_refused(tmp_path: Path, suffix: str) -> None:
-    """A truncated file is refused, because rows would be missing."""
+    """A truncated file is refused, because it lacks rows."""
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path)
     content = path.read_bytes()
@@ -83,7 +83,7 @@ def test_file_that_ends_early_is_refused(tmp_path: Path, suffix: str) -> None:
 
 
 def test_sizes_of_a_footer_equal_those_of_pyarrow(tmp_path: Path) -> None:
-    """The footer's columns have the sizes that pyarrow reads, in the same order."""
+    """The sizes that are read from the footer equal those that pyarrow reads, in the same order."""
     path = tmp_path / 'rows.parquet'
     WRITERS['parquet'](path)
     metadata = pa_parquet.read_metadata(path)
@@ -96,7 +96,7 @@ def test_sizes_of_a_footer_equal_those_of_pyarrow(tmp_path: Path) -> None:
 
 
 def test_large_footer_is_refused(tmp_path: Path) -> None:
-    """The size of a footer is limited, because it is read in one step."""
+    """The size of a footer is limited, because a footer is read in one step."""
     path = tmp_path / 'rows.parquet'
     size_bytes = MAX_FOOTER_BYTES + 1
     path.write_bytes(bytes(size_bytes) + size_bytes.to_bytes(4, 'little') + b'PAR1')

@@ -40,7 +40,7 @@ def test_template_may_be_set_before_or_after_map(tiny_llama_dir: Path) -> None:
 
 
 def test_encoded_rows_keep_their_other_columns(tiny_llama_dir: Path) -> None:
-    """Columns that are not part of the chat stay in the encoded row."""
+    """Columns that are not part of the chat remain in the encoded row."""
     rows = [{'messages': [{'role': 'user', 'content': 'u'}], 'target': 3}]
     dataset = Dataset(DatasetMeta(data=rows))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
@@ -57,7 +57,7 @@ def test_name_of_a_missing_file_is_no_hub_dataset(name: str) -> None:
 
 
 def test_failed_map_changes_nothing() -> None:
-    """A row that cannot be read is reported with its index in the dataset, and all rows stay unchanged."""
+    """The error for a row that cannot be read has the row's index in the dataset, and all rows stay unchanged."""
     rows = [*ROWS, {'query': 'q'}]
     dataset = Dataset(DatasetMeta(data=rows))
     with pytest.raises(InvalidRow) as caught:
@@ -103,7 +103,7 @@ def test_check_removes_unusable_rows(tiny_llama_dir: Path) -> None:
 
 
 def test_steps_out_of_order_are_refused(tiny_llama_dir: Path) -> None:
-    """A step that is called too early is refused with the missing step, and a step after `encode` is refused."""
+    """The error for a step that is called too early names the missing step; a step after `encode` is refused."""
     with pytest.raises(NotReady, match='set_template'):
         Dataset(chats('a')).encode()
     with pytest.raises(NotReady, match='add_dataset'):
@@ -115,7 +115,7 @@ def test_steps_out_of_order_are_refused(tiny_llama_dir: Path) -> None:
 
 
 def test_unknown_arguments_are_refused() -> None:
-    """An unsupported argument raises a TypeError that names it."""
+    """An unsupported argument raises a TypeError that names the argument."""
     with pytest.raises(TypeError, match='remove_columns'):
         Dataset(chats('a')).map(lambda columns: columns, remove_columns=['x'])
 
@@ -157,7 +157,7 @@ def test_slices_select_existing_rows() -> None:
 
 
 def test_meta_needs_exactly_one_source() -> None:
-    """A meta without a source and a meta with two sources are refused."""
+    """A meta with no source or with two sources is refused."""
     with pytest.raises(ValueError, match='dataset_id or data'):
         DatasetMeta()
     with pytest.raises(ValueError, match='dataset_id or data'):
@@ -188,7 +188,7 @@ def test_packs_keep_every_sample_separate(tiny_llama_dir: Path) -> None:
 
 
 def test_prompts_are_not_packed(tiny_llama_dir: Path) -> None:
-    """Prompts without labels cannot be packed."""
+    """Prompts without labels are refused for packing."""
     dataset = PackingDataset(DatasetMeta(data=[{'messages': [{'role': 'user', 'content': 'u'}]}]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
     with pytest.raises(NotReady):
@@ -199,7 +199,7 @@ def test_prompts_are_not_packed(tiny_llama_dir: Path) -> None:
 
 
 def test_encode_reports_problems(tiny_llama_dir: Path) -> None:
-    """`encode` reports examples that were cut, were left out, or have no labels."""
+    """`encode` reports examples that were truncated or removed, or that have no labels."""
     rows = [*Dataset(chats('a', 'x' * 200)), {'messages': [{'role': 'user', 'content': 'u'}]}]
     reports: dict[str, list[str]] = {}
     for strategy in ('delete', 'left'):

@@ -1,4 +1,4 @@
-"""Files and folders of rows are read with the layouts that are used on the hubs."""
+"""Files and folders of rows are read in the layouts that are common on model hubs."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_json_lists_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
-    """A file that does not have its claimed format raises an error that names the file."""
+    """A file that does not have the format of its suffix raises an error that names the file."""
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UnreadableFile, match='a\\.'):
@@ -60,7 +60,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | 
 @pytest.mark.parametrize('batch_rows', [1, 2, 1000])
 @pytest.mark.parametrize('suffix', ['parquet', 'csv'])
 def test_columns_of_later_rows_are_written(tmp_path: Path, suffix: str, batch_rows: int) -> None:
-    """Columns that first appear in later rows are written, with null in the rows without them."""
+    """A column that first appears in a later row is written, with null in the rows that lack it."""
     path = tmp_path / f'rows.{suffix}'
     write_rows(path, [{'a': 1}, {'b': 2.5}, {}, {'c': 3, 'a': 4}], batch_rows=batch_rows)
     nulls = {'a': None, 'b': None, 'c': None}
@@ -72,7 +72,7 @@ def test_columns_of_later_rows_are_written(tmp_path: Path, suffix: str, batch_ro
 def test_rows_without_uniform_columns_are_refused(
     tmp_path: Path, rows: list[dict[str, object]], batch_rows: int
 ) -> None:
-    """Columns of mixed types and rows without columns are refused without leaving a file; JSON lines accept them."""
+    """Columns of mixed types and rows without columns are refused without leaving a file; JSON lines accept both."""
     path = tmp_path / 'rows.parquet'
     with pytest.raises(UnreadableFile):
         write_rows(path, rows, batch_rows=batch_rows)
@@ -90,7 +90,7 @@ def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('value', [b'a', '\ud800', {1, 2}, CYCLE], ids=['bytes', 'surrogate', 'set', 'cycle'])
 def test_values_that_json_cannot_represent_are_named(tmp_path: Path, value: object) -> None:
-    """Values that JSON lines cannot represent are refused with their row and column, without leaving a file."""
+    """Values that JSON lines cannot represent are refused by row and column, without leaving a file."""
     with pytest.raises(UnreadableFile, match=r'rows\[1\]\.picture cannot be written'):
         write_rows(tmp_path / 'rows.jsonl', [{'picture': None}, {'text': 'a', 'picture': value}])
     assert list(tmp_path.iterdir()) == []
@@ -108,7 +108,7 @@ def test_split_is_found_by_file_name(tmp_path: Path) -> None:
 
 
 def test_files_without_a_split_are_for_training(tmp_path: Path) -> None:
-    """A single file with any name is the train split, and other splits are refused."""
+    """A single file of any name is the train split, and other splits are refused."""
     write(tmp_path / 'self_cognition.jsonl', [{'x': 1}])
     assert load_rows(DatasetMeta(str(tmp_path))) == [{'x': 1}]
     with pytest.raises(DatasetError):
@@ -126,7 +126,7 @@ def test_subset_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_readme_configs_define_subsets_and_splits(tmp_path: Path) -> None:
-    """The `configs` in a README define subsets and splits, and the error for an unknown one lists the known names."""
+    """The `configs` of a README define subsets and splits; the error for an unknown name lists the known names."""
     write(tmp_path / 'a.jsonl', [{'x': 1}])
     write(tmp_path / 'b.jsonl', [{'x': 2}])
     (tmp_path / 'README.md').write_text(

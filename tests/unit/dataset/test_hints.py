@@ -29,7 +29,7 @@ def unchanged(columns: Any) -> Any:
 
 
 def test_options_that_match_the_behaviour_are_not_logged(warnings: pytest.LogCaptureFixture) -> None:
-    """Options whose values match the behaviour of this library are accepted without a warning."""
+    """Options whose values match this library's behaviour are accepted without a warning."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     dataset.map(unchanged, batched=True, **MATCHING_OPTIONS)
     dataset.filter(lambda row: row['x'] > 1, batched=False, **MATCHING_OPTIONS)
@@ -42,7 +42,7 @@ def test_options_that_match_the_behaviour_are_not_logged(warnings: pytest.LogCap
     [{'num_proc': 4}, {'load_from_cache_file': True}, {'batch_size': 10}, {'desc': 'x'}, {'keep_in_memory': False}],
 )
 def test_options_without_effect_are_logged(hint: Any, warnings: pytest.LogCaptureFixture) -> None:
-    """Each option without effect is logged once with its name, and the rows are unchanged."""
+    """Each option without effect is logged once by name, and the rows are unchanged."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     dataset.map(unchanged, **hint)
     assert [record.args[1] for record in warnings.records if record.args] == list(hint)
@@ -50,7 +50,7 @@ def test_options_without_effect_are_logged(hint: Any, warnings: pytest.LogCaptur
 
 
 def test_wrong_batched_options_are_refused() -> None:
-    """An unknown option is refused, and so is a value of `batched` that contradicts the function's arguments."""
+    """An unknown option is refused, as is a value of `batched` that contradicts the function's arguments."""
     dataset = Dataset(DatasetMeta(data=ROWS))
     with pytest.raises(DatasetError):
         dataset.map(unchanged, batched=False)
@@ -63,7 +63,7 @@ def test_wrong_batched_options_are_refused() -> None:
 
 @pytest.mark.parametrize('kind', [PackingDataset, IterablePackingDataset])
 def test_unused_processes_are_logged(kind: Any, warnings: pytest.LogCaptureFixture) -> None:
-    """Several processes for packing are logged as unused, and zero processes are refused."""
+    """Several processes for packing are logged as unused; zero processes are refused."""
     kind(DatasetMeta(data=ROWS), packing_num_proc=4)
     assert [record.args for record in warnings.records] == [('packing_num_proc', 4)]
     with pytest.raises(ValueError, match='packing_num_proc'):

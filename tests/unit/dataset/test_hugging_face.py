@@ -1,4 +1,4 @@
-"""Rows are converted from and to the Hugging Face library `datasets` without copying tables."""
+"""Rows are converted from and to the Hugging Face library `datasets` without a copy of the table."""
 
 import json
 from collections.abc import Iterator
@@ -42,13 +42,13 @@ def hf_dataset() -> datasets.Dataset:
 
 
 def address_of(table: Any) -> int:
-    """Return the memory address of a table's numbers."""
+    """Return the memory address of the numbers in a table."""
     return table.column('number').chunk(0).buffers()[1].address
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_all_kinds_of_hf_datasets_are_read(kind: Any) -> None:
-    """Datasets, shuffled datasets, streams and single splits give their rows, and an unknown split is refused."""
+    """Datasets, shuffled datasets, streams and single splits give their rows; an unknown split is refused."""
     source = hf_dataset()
     shuffled = source.shuffle(seed=3)
     assert list(kind(DatasetMeta(data=source))) == CHATS
@@ -61,7 +61,7 @@ def test_all_kinds_of_hf_datasets_are_read(kind: Any) -> None:
 
 
 def test_tables_are_not_copied() -> None:
-    """Rows that are read, sliced or converted back share the memory of the table."""
+    """Rows that are read, sliced or converted back use the memory of the original table."""
     source = hf_dataset()
     whole, part = Dataset(DatasetMeta(data=source)), LazyDataset(DatasetMeta(data=source, data_slice=slice(0, 3)))
     for dataset in (whole, part):
@@ -81,7 +81,7 @@ def test_given_rows_are_read_by_index_and_slice() -> None:
 
 
 def test_formats_are_applied_and_transforms_refused() -> None:
-    """Columns hidden by a format stay hidden, and a dataset with a transform is refused."""
+    """Columns that a format hides stay hidden, and a dataset with a transform is refused."""
     source = hf_dataset()
     source.set_format(columns=['number'])
     assert Dataset(DatasetMeta(data=source))[2] == {'number': 2}
@@ -92,7 +92,7 @@ def test_formats_are_applied_and_transforms_refused() -> None:
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_methods_give_the_same_rows_as_for_a_list(kind: Any, tiny_llama_dir: Path) -> None:
-    """Mixing, mapping, filtering and encoding give the same rows as for a list with the same data."""
+    """Mixing, mapping, filtering and encoding give the same rows as for a list of the same data."""
     encoded = []
     for data in (CHATS, hf_dataset()):
         dataset = kind(DatasetMeta(data=data))
@@ -118,7 +118,7 @@ def test_encoded_rows_are_converted(tiny_llama_dir: Path) -> None:
 
 
 def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
-    """Each iteration of a converted stream reads the dataset again, and endless packs can be converted too."""
+    """Each iteration over a converted stream reads the dataset again; endless packs can be converted too."""
     source = IterableDataset(DatasetMeta(data=hf_dataset()))
     source.map(lambda columns: {'number': [number + 1 for number in columns['number']]})
     returned = source.to_hf()
@@ -134,7 +134,7 @@ def test_streams_are_converted_to_streams(tiny_llama_dir: Path) -> None:
 
 @pytest.mark.parametrize('form', [lambda source: source, lambda source: source.to_iterable_dataset()])
 def test_resume_continues_at_the_next_batch(form: Any) -> None:
-    """A shuffled loader over a table or a stream resumes at exactly the next batch."""
+    """A shuffled loader over a table or a stream resumes exactly at the next batch."""
 
     def loader() -> DataLoader:
         kind = Dataset if form(hf_dataset()).__class__ is datasets.Dataset else IterableDataset
@@ -166,7 +166,7 @@ def test_saved_folders_are_read(kind: Any, tmp_path: Path) -> None:
 
 
 def test_a_saved_split_is_checked(tmp_path: Path) -> None:
-    """A dataset that was saved alone is read as 'train' and as its own split, but not as another split."""
+    """A dataset that was saved alone can be read as 'train' or as its own split, but not as another split."""
     for name, split in {'of_test': datasets.Split.TEST, 'of_none': None}.items():
         datasets.Dataset.from_list(CHATS, split=split).save_to_disk(tmp_path / name)
         assert list(Dataset(DatasetMeta(str(tmp_path / name)))) == CHATS
@@ -177,7 +177,7 @@ def test_a_saved_split_is_checked(tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    """A saved folder without rows is refused; for a missing or invalid file, the error names the file."""
+    """A saved folder without rows is refused. For a missing or invalid file, the error names the file."""
     hf_dataset().save_to_disk(tmp_path / 'one')
     file = next((tmp_path / 'one').glob('*.arrow'))
     file.write_bytes(b'nothing of the kind')
@@ -209,6 +209,6 @@ def test_arrow_files_are_compatible_with_the_library(tmp_path: Path) -> None:
 
 
 def test_iterators_are_refused_as_streams() -> None:
-    """An iterator is refused as a stream, because it would be empty in the second iteration."""
+    """An iterator is refused as a stream, because its second iteration would be empty."""
     with pytest.raises(DatasetError, match='once'):
         IterableDataset(DatasetMeta(data=iter(CHATS)))

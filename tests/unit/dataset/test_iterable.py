@@ -73,7 +73,7 @@ def test_files_are_streamed(tmp_path: Path, suffix: str) -> None:
 
 
 def test_read_ahead_is_limited() -> None:
-    """A reader that stops early causes at most one batch of rows to be processed."""
+    """If a reader stops early, at most one batch of rows has been processed."""
     seen: list[int] = []
 
     def observe(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -87,7 +87,7 @@ def test_read_ahead_is_limited() -> None:
 
 
 def test_slices_must_be_ascending() -> None:
-    """Ascending indices are accepted, those past the end are skipped, and other indices are refused."""
+    """Ascending indices are accepted, indices past the end are skipped, and other indices are refused."""
     for data_slice in (range(1, 9, 3), slice(1, None, 3), [1, 4, 7, 30]):
         assert [row['x'] for row in IterableDataset(numbers(8, data_slice=data_slice))] == [1, 4, 7]
     for data_slice in (slice(-3, None), [4, 0], range(-1, 3)):
@@ -96,7 +96,7 @@ def test_slices_must_be_ascending() -> None:
 
 
 def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path) -> None:
-    """The constructor refuses missing files, and a broken file ends the iteration that reads it with an error."""
+    """The constructor refuses missing files; a damaged file ends the iteration that reads it with an error."""
     with pytest.raises(DatasetError):
         IterableDataset(DatasetMeta(str(tmp_path)))
     path = tmp_path / 'train.jsonl'
@@ -108,7 +108,7 @@ def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path
 
 
 def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
-    """`items` continues after an invalid row, and a plain loop raises the row's error."""
+    """`items` continues after an invalid row; a plain loop raises the row's error."""
     rows: list[dict[str, Any]] = [{'query': 'q', 'response': str(i)} for i in range(250)]
     del rows[130]['response']
     dataset = IterableDataset(DatasetMeta(data=rows))
@@ -167,7 +167,7 @@ def packed_chats(folder: Path, texts: list[str], **options: Any) -> IterablePack
 
 
 def samples(packs: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """Return the samples of packs, which begin where positions restart."""
+    """Return the samples of packs; a sample begins where the positions restart."""
     found: list[tuple[int, ...]] = []
     for pack in packs:
         starts = np.flatnonzero(np.asarray(pack['position_ids']) == 0)[1:]
@@ -176,7 +176,7 @@ def samples(packs: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 def test_packs_of_a_stream_contain_every_sample(tiny_llama_dir: Path) -> None:
-    """Every sample is in one pack, and a row that is too long is refused without affecting others."""
+    """Every sample is in one pack; a row that is too long is refused and does not affect other rows."""
     dataset = packed_chats(tiny_llama_dir, ['x' * (5 * i % 23) for i in range(40)], packing_interval=8)
     singles = [tuple(row['input_ids']) for row in dataset]
     dataset.pack_dataset()
@@ -191,7 +191,7 @@ def test_packs_of_a_stream_contain_every_sample(tiny_llama_dir: Path) -> None:
 
 
 def test_cyclic_packs_repeat_the_rows(tiny_llama_dir: Path) -> None:
-    """Samples are repeated without end, an empty dataset has no packs, and an endless dataset cannot be saved."""
+    """Samples are repeated endlessly, an empty dataset has no packs, and an endless dataset cannot be saved."""
     dataset = packed_chats(tiny_llama_dir, ['a', 'bb', 'ccc'], packing_interval=4, cyclic=True)
     dataset.pack_dataset()
     counts: dict[tuple[int, ...], int] = {}
@@ -207,7 +207,7 @@ def test_cyclic_packs_repeat_the_rows(tiny_llama_dir: Path) -> None:
 
 
 def test_packing_out_of_order_is_refused(tiny_llama_dir: Path) -> None:
-    """Packing needs encoded training examples, happens once, and refuses arguments out of range."""
+    """Packing is accepted once, and only for encoded training examples; arguments out of range are refused."""
     dataset = IterablePackingDataset(DatasetMeta(data=[chat('a')]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))
     with pytest.raises(NotReady):

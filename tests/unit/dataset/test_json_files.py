@@ -1,4 +1,4 @@
-"""JSON is read one object at a time, and the memory of a parsed text is estimated before it is parsed."""
+"""JSON is read one object at a time, and the memory of a text is estimated before it is parsed."""
 
 import io
 import json
@@ -51,7 +51,7 @@ TEXTS = {
 
 @pytest.mark.parametrize('name', TEXTS)
 def test_parsed_text_takes_at_most_the_estimated_memory(name: str) -> None:
-    """The estimate is at least the peak memory of parsing the text, and at most about twenty times the peak."""
+    """The estimate is at least the peak memory of parsing the text, and at most about twenty times that peak."""
     line = f'{{"row": {TEXTS[name]}}}'
     tracemalloc.start()
     rows = list(rows_of_lines('a', [line]))
@@ -64,7 +64,7 @@ def test_parsed_text_takes_at_most_the_estimated_memory(name: str) -> None:
 
 @pytest.mark.parametrize('opened', [io.StringIO, Trickle])
 def test_list_is_read_in_pieces(opened: type[io.StringIO]) -> None:
-    """Pieces may end at any character, and only a part of a long list is in memory."""
+    """Pieces may end at any character, and only a part of a long list is in memory at a time."""
     rng = random.Random(0)
     rows: list[dict[str, Any]] = [{'x': 'y' * rng.choice([0, 1, 5]), 'z': [index, {}]} for index in range(300)]
     if opened is io.StringIO:
@@ -99,7 +99,7 @@ def _all(rows: Iterator[Any]) -> None:
     ],
 )
 def test_text_that_is_no_list_of_objects_is_refused(text: str, problem: str, opened: type[io.StringIO]) -> None:
-    """The error describes the problem, and no byte stays counted."""
+    """The error describes the problem, and none of the text's bytes remain counted."""
     bounds = Counted()
     with pytest.raises(UnreadableFile, match=problem):
         _all(rows_of_list('a', opened(text), bounds))
@@ -107,7 +107,7 @@ def test_text_that_is_no_list_of_objects_is_refused(text: str, problem: str, ope
 
 
 def test_long_object_of_a_list_is_refused() -> None:
-    """The length of an object in a bounded file is limited, because it is parsed in one step."""
+    """The length of an object in a bounded file is limited, because an object is parsed in one step."""
     text = '[{"a": "' + 'x' * (9 << 20) + '"}]'
     with pytest.raises(UnreadableFile, match='characters'):
         _all(rows_of_list('a', io.StringIO(text), Counted()))

@@ -18,7 +18,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def test_lazy_rows_equal_eager_rows(tiny_llama_dir: Path) -> None:
-    """The same methods give the same rows, by index, from the end and in a loop."""
+    """The same methods give the same rows, read by index, from the end or in a loop."""
     first, second = DatasetMeta(data=ROWS), DatasetMeta(data=ROWS[:2])
     datasets = [kind(first) for kind in (Dataset, LazyDataset)]
     for dataset in datasets:
@@ -54,7 +54,7 @@ def test_map_runs_on_each_access() -> None:
 
 
 def test_filter_runs_immediately_on_mapped_rows() -> None:
-    """A filter receives the results of earlier steps, and later steps receive only the rows that it kept."""
+    """A filter receives the results of earlier steps; later steps receive only the rows that it accepted."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': i} for i in range(6)]))
     dataset.map(lambda columns: {'x': [value * 10 for value in columns['x']]})
     dataset.filter(lambda row: row['x'] >= 30)
@@ -64,7 +64,7 @@ def test_filter_runs_immediately_on_mapped_rows() -> None:
 
 
 def test_split_is_refused_when_the_template_is_set(tiny_llama_dir: Path) -> None:
-    """The strategy 'split' is refused by `set_template`, and by `encode` for a given template."""
+    """`set_template` refuses the strategy 'split', and so does `encode` if it receives a template."""
     dataset = LazyDataset(DatasetMeta(data=[chat('a')]))
     with pytest.raises(DatasetError, match='split'):
         dataset.set_template('Template', model_id=str(tiny_llama_dir), truncation_strategy='split')
@@ -91,7 +91,7 @@ def test_invalid_rows_raise_on_access(tiny_llama_dir: Path) -> None:
 
 
 def test_too_long_row_is_refused_without_check(tiny_llama_dir: Path) -> None:
-    """Reading a row that 'delete' would remove raises an error."""
+    """Reading a row that is too long, which 'delete' would remove, raises an error."""
     dataset = LazyDataset(DatasetMeta(data=[chat('x' * 200)]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir), max_length=100, truncation_strategy='delete')
     dataset.encode()
@@ -100,7 +100,7 @@ def test_too_long_row_is_refused_without_check(tiny_llama_dir: Path) -> None:
 
 
 def test_steps_that_do_not_map_one_to_one_are_refused() -> None:
-    """A preprocessor that returns two rows for one, or cannot read a row, fails for that row."""
+    """Reading a row raises an error if the preprocessor returns two rows for it or fails."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': 1}, {'y': 2}]))
     dataset.map(lambda columns: {name: values * 2 for name, values in columns.items()})
     with pytest.raises(InvalidExample):

@@ -46,7 +46,7 @@ def test_training_records_each_row_once(suffix: str, tmp_path: Path) -> None:
 
 
 def test_stream_is_recorded(tmp_path: Path) -> None:
-    """A stream that is read again records only rows that are not yet recorded. Arrays are written as lists."""
+    """A stream that is read again records only rows that are not recorded yet. Arrays are written as lists."""
     path = tmp_path / 'rows.jsonl'
     dataset = IterableDataset(DatasetMeta(data=[{'x': np.arange(i)} for i in range(3)]))
     dataset.save_as(path, mode='training')

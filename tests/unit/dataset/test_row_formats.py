@@ -1,4 +1,4 @@
-"""Rows as users have them: each format gives the expected chats, texts and labels, and others are refused."""
+"""Common formats of rows: each gives the expected chats, texts and labels, and other rows are refused."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def shown(dataset: Any, row: Mapping[str, Any]) -> tuple[list[Any], str, str]:
 def test_format_is_recognized_and_encoded(
     name: str, row: dict[str, Any], examples: list[Any], tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows of each format give the exact messages, text and labels, and one log line names the format."""
+    """Rows of each format give the exact messages, text and labels; one log line names the format."""
     dataset = opened(DatasetMeta(data=[row, row]), tiny_llama_dir)
     with caplog.at_level(logging.WARNING):
         report = dataset.encode()
@@ -58,7 +58,7 @@ def test_format_is_recognized_and_encoded(
 def test_lazy_datasets_and_streams_give_the_same_features(
     name: str, row: dict[str, Any], examples: list[Any], tiny_llama_dir: Path
 ) -> None:
-    """A stream gives the features of a dataset in memory, and so does a lazy dataset except for pairs."""
+    """A stream gives the same features as a dataset in memory. A lazy dataset does so too, except for pairs."""
     del examples
     for kind in (IterableDataset, LazyDataset):
         dataset = opened(DatasetMeta(data=[row, row]), tiny_llama_dir, kind)
@@ -87,7 +87,7 @@ def test_lazy_datasets_and_streams_give_the_same_features(
     ],
 )
 def test_prompts_for_sampling_have_no_completion(row: dict[str, Any], prompt: str, tiny_llama_dir: Path) -> None:
-    """Rows that are encoded for sampling give one prompt each, without the completion."""
+    """Each row that is encoded for sampling gives one prompt without the completion."""
     dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
     dataset.encode(add_generation_prompt=True)
     (found,) = dataset
@@ -96,7 +96,7 @@ def test_prompts_for_sampling_have_no_completion(row: dict[str, Any], prompt: st
 
 
 def test_rewards_find_their_inputs(tiny_llama_dir: Path) -> None:
-    """Answers, preferences and the user data and other columns of a row stay with its examples."""
+    """A row's answers, preferences, user data and other columns stay with its examples."""
     rows = [{'question': '1 + 2?', 'answer': '#### 3'}]
     dataset = opened(DatasetMeta(data=rows), tiny_llama_dir)
     dataset.encode(add_generation_prompt=True)
@@ -147,7 +147,7 @@ def test_rewards_find_their_inputs(tiny_llama_dir: Path) -> None:
 def test_rows_without_a_format_are_refused(
     rows: list[dict[str, Any]], error: type[Exception], problem: str, tiny_llama_dir: Path
 ) -> None:
-    """A refusal names the row, the columns that were found, those that are needed, and what to do; no row changes."""
+    """The error names the row, its columns, the needed columns, and a solution; no row changes."""
     dataset = opened(DatasetMeta(data=rows), tiny_llama_dir)
     with pytest.raises(error, match=problem):
         dataset.encode()
@@ -155,8 +155,8 @@ def test_rows_without_a_format_are_refused(
     assert not dataset.is_encoded
 
 
-def test_format_overrules_the_columns(tiny_llama_dir: Path) -> None:
-    """A named format is used although another one would be recognized, and an unknown name is refused."""
+def test_named_format_takes_precedence_over_the_columns(tiny_llama_dir: Path) -> None:
+    """A named format is used although another format would be recognized; an unknown name is refused."""
     row = {'prompt': 'The sky is', 'completion': ' blue.', 'label': True, 'text': 'Plain.', 'messages': [SKY, GREEN]}
     texts: dict[str, str] = {}
     for name in ('messages', 'prompt_completion', 'prompt_only', 'language_modeling'):
@@ -204,7 +204,7 @@ def test_files_with_nested_columns_are_read(suffix: str, tmp_path: Path, tiny_ll
 
 
 def test_chats_beside_a_question_as_text_are_pairs(tiny_llama_dir: Path) -> None:
-    """Two complete chats beside a text give the pair of the chats, and their common beginning is the prompt."""
+    """Two complete chats beside a text are a pair, and their common beginning is the prompt."""
     row = {'prompt': 'Sky?', 'prompt_id': 'a1', 'chosen': [SKY, BLUE], 'rejected': [SKY, GREEN]}
     dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
     dataset.encode()
@@ -222,7 +222,7 @@ def test_chats_as_json_text_are_read(tiny_llama_dir: Path) -> None:
 
 
 def test_check_reads_the_formats(tiny_llama_dir: Path) -> None:
-    """`check` removes rows of a format that would not be trained on, and keeps the others unchanged."""
+    """`check` removes rows that cannot be trained on, and keeps the other rows of the format unchanged."""
     rows = [{'prompt': 'a', 'completion': 'b'}, {'prompt': 'a', 'completion': ''}, {'prompt': 'a'}]
     dataset = opened(DatasetMeta(data=rows), tiny_llama_dir)
     (problem,) = dataset.check()
@@ -231,7 +231,7 @@ def test_check_reads_the_formats(tiny_llama_dir: Path) -> None:
 
 
 def test_processor_converts_one_of_several_datasets(tiny_llama_dir: Path) -> None:
-    """`FormatProcessor` converts the rows of a dataset before it is mixed with one of another format."""
+    """`FormatProcessor` converts the rows of a dataset before it is mixed with a dataset of another format."""
     pairs = DatasetMeta(data=[{'prompt': [SKY], 'completion': [BLUE]}] * 2)
     alpaca = DatasetMeta(data=[{'instruction': 'Sky?', 'output': 'Green.'}] * 2)
     dataset = opened(pairs, tiny_llama_dir)

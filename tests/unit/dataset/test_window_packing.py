@@ -75,7 +75,7 @@ def test_waste_on_realistic_lengths_is_small(seed: int) -> None:
 
 
 def test_every_sample_is_returned_in_bounded_time() -> None:
-    """A sample that fits badly is returned before 40 further samples are added."""
+    """A sample that fits badly is returned before 40 more samples are added."""
     packer = WindowPacker(capacity=100, interval=4)
     packer.add(feature(0, 51))
     for number in range(1, 40):
@@ -86,7 +86,7 @@ def test_every_sample_is_returned_in_bounded_time() -> None:
 
 
 def test_per_token_fields_are_joined_and_others_kept_per_sample() -> None:
-    """Token-level fields are concatenated with documented defaults, and other columns are kept per sample."""
+    """Token-level fields are concatenated with documented defaults; other columns are kept per sample."""
     first, second = feature(0, 3), feature(1, 2)
     first |= {'advantages': [1.0, 2.0, 3.0], 'loss_weights': [0.5, 0.5, 0.5], 'rewards': 1.5}
     second |= {'advantages': [4.0, 5.0], 'rewards': 2.5}

@@ -1,4 +1,4 @@
-"""Links and included code of the documentation site."""
+"""Tests of links and included code on the documentation site."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_link_works_on_the_site(tree: Path, markdown: str, expected: str) -> N
 
 
 def test_a_picture_of_a_page_outside_docs_is_found(tree: Path) -> None:
-    """The path of a picture is relative to the page on the site, and a missing picture is refused."""
+    """The path of a picture is relative to the page on the site; a missing picture is refused."""
     assert rewrite(tree, '![x](docs/images/run.png)', page='overview.md') == '![x](images/run.png)'
     with pytest.raises(InvalidLink):
         rewrite(tree, '![x](examples/train.py)', page='overview.md')
@@ -67,40 +67,40 @@ def test_a_link_to_a_missing_file_is_refused(tree: Path) -> None:
 
 
 def test_a_line_with_a_code_title_is_replaced_by_the_source(tree: Path) -> None:
-    """The block contains the named definitions of the file, with decorators."""
+    """The block shows the named definitions of the file, with their decorators."""
     found = rewrite(tree, 'Text.\n\n[code](../../examples/train.py "code: LIMIT, train")\n\nEnd.')
     block = 'LIMIT = 3\n\n\n@cached\ndef train(steps):\n    return steps\n'
     assert found == f'Text.\n\n```python title="examples/train.py"\n{block}```\n\nEnd.'
 
 
 def test_a_method_is_shown_without_its_indentation() -> None:
-    """`Class.method` names a method, whose source begins in the first column."""
+    """The name `Class.method` selects a method, and its source starts in the first column."""
     text = 'class Loop:\n    """A loop."""\n\n    def learn(self):\n        return 1\n'
     assert definition('loop.py', text, 'Loop.learn') == 'def learn(self):\n    return 1'
 
 
 def test_an_undefined_name_is_refused() -> None:
-    """A name that the file no longer defines fails the build."""
+    """A name that the file does not define fails the build."""
     with pytest.raises(InvalidLink, match=r'train\.py does not define'):
         definition('train.py', PROGRAM, 'gone')
 
 
 def test_decisions_are_listed_with_title_date_and_status(tmp_path: Path) -> None:
-    """A record is one row, and the template is left out."""
+    """Each record is one row, and the template is omitted."""
     (tmp_path / '0000-template.md').write_text('# NNNN. A decision')
     (tmp_path / '0007-a.md').write_text('# 0007. A title\nthat wraps\n\nDate: 2026-01-02. Status: accepted.\n\nText.')
     assert decisions_page(tmp_path).endswith('| 0007 | [A title that wraps](0007-a.md) | 2026-01-02 | accepted |\n')
 
 
 def test_a_decision_without_a_date_is_refused(tmp_path: Path) -> None:
-    """A record that does not begin like the template is named."""
+    """The error for a record that does not begin like the template names the record."""
     (tmp_path / '0007-a.md').write_text('# 0007. A title\n\nText.\n')
     with pytest.raises(ValueError, match=r'0007-a\.md: must begin like'):
         decisions_page(tmp_path)
 
 
 def test_documented_programs_exist() -> None:
-    """Each `python -m` command in the documents names a module of the repository."""
+    """Each `python -m` command in the documents uses a module of the repository."""
     commands = [
         (path.name, module)
         for path in sorted((ROOT / 'docs').rglob('*.md'))
@@ -117,7 +117,7 @@ def test_documented_programs_exist() -> None:
 
 
 def test_each_tutorial_has_a_picture_with_a_description() -> None:
-    """A tutorial shows at least one picture, whose file exists and whose description names the parts."""
+    """Every tutorial shows at least one picture; its file exists, and its description names its parts."""
     pictures = {
         page.name: re.findall(r'^!\[([^\]]+)\]\(([^)]+)\)$', page.read_text(encoding='utf-8'), re.MULTILINE)
         for page in sorted((ROOT / 'docs' / 'learn').glob('*.md'))

@@ -61,7 +61,7 @@ def test_each_python_example_builds_its_request(contracts: list[Contract]) -> No
 
 
 def test_a_curl_example_contains_its_request(contracts: list[Contract]) -> None:
-    """The data of the command is the request as JSON, with a chat as the prompt of a sample."""
+    """The command's data is the request as JSON; a sample's prompt is a chat."""
     calls = ExampleCalls(contracts)
     (found,) = [item for item in methods_of(contracts) if item[2].name == 'Sample']
     command = calls.curl(*found)
@@ -71,7 +71,7 @@ def test_a_curl_example_contains_its_request(contracts: list[Contract]) -> None:
 
 
 def test_pages_describe_every_method_with_its_scope(contracts: list[Contract]) -> None:
-    """The list has a row for each method, and methods for services have no examples."""
+    """The list has a row for each method; methods that only services call have no examples."""
     pages = ApiPages(contracts, ROOT).pages()
     for contract, service, method in methods_of(contracts):
         anchor = f'{contract.noun}.md#{service}-{method.name}'.lower()
@@ -83,14 +83,14 @@ def test_pages_describe_every_method_with_its_scope(contracts: list[Contract]) -
 
 
 def test_pages_name_the_calls_of_the_client(contracts: list[Contract]) -> None:
-    """A method lists the function of the Python client that calls it."""
+    """The entry of a method names the function of the Python client that calls it."""
     page = ApiPages(contracts, ROOT).pages()['reference/api/gateway.md']
     keys = page.partition('### CreateKey {')[2].partition('\n### ')[0]
     assert '`twinkle_client.administration.KeyAdministration.create_key`' in keys
 
 
 def test_each_error_reason_has_a_section(contracts: list[Contract]) -> None:
-    """The page has every reason of the contract, and a message where a class declares one."""
+    """The page has every reason of the contract, with a message if a class declares the reason."""
     page = error_page(contracts, ROOT)
     reasons = [name.removeprefix('ERROR_REASON_') for name in error_reason_pb2.ErrorReason.DESCRIPTOR.values_by_name][
         1:
@@ -103,7 +103,7 @@ def test_each_error_reason_has_a_section(contracts: list[Contract]) -> None:
 
 
 def test_the_configuration_page_has_every_field() -> None:
-    """Each field of each service has a row, and fields that all services share have one row."""
+    """Each field of each service has a row; a field that all services share has only one row."""
     rows = re.findall(r'^\| `([\w.]+)` \|', configuration_page(), re.MULTILINE)
     for service in SERVICES:
         assert {field.path for field in describe_fields(config_class_of(service))} <= set(rows)
@@ -111,7 +111,7 @@ def test_the_configuration_page_has_every_field() -> None:
 
 
 def test_the_metrics_page_lists_each_metric() -> None:
-    """Every metric has one row with its name in Prometheus, and every metric is explained by a sentence."""
+    """Every metric has one row with its Prometheus name, and a sentence that explains it."""
     names = re.findall(r'^\| `(twinkle_\w+)` \|', metrics_page(), re.MULTILINE)
     assert names == [metric.prometheus_name for metric in measures.all_metrics()]
     assert {'twinkle_rpc_calls_total', 'twinkle_rpc_seconds'} <= set(names)
@@ -119,7 +119,7 @@ def test_the_metrics_page_lists_each_metric() -> None:
 
 
 def test_the_commands_page_has_each_command_with_its_options() -> None:
-    """Commands in groups have sections, and the help texts list their options."""
+    """Groups of commands have sections, and the help texts list the options."""
     page = commands_page()
     names = re.findall(r'^## (twinkle .*)$', page, re.MULTILINE)
     assert {'twinkle up', 'twinkle fleet drain', 'twinkle checkpoint download'} <= set(names)
@@ -128,7 +128,7 @@ def test_the_commands_page_has_each_command_with_its_options() -> None:
 
 
 def test_library_pages_name_the_public_names() -> None:
-    """Each package has a page with the names of its `__all__`, and generated stubs have none."""
+    """Each package has a page with the names of its `__all__`; generated stubs have no page."""
     pages = library_pages(ROOT / 'sdk' / 'python')
     model = pages['reference/python/twinkle_client.model.md']
     assert f'        - {MultiLoraTransformersModel.__name__}\n' in model

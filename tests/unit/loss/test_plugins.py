@@ -1,4 +1,4 @@
-"""Tests of losses from installed packages, which must be allowed before they are imported.
+"""Tests of losses from installed packages. A package must be allowed before its losses are imported.
 
 Legend: R is the number of labels.
 """
@@ -48,7 +48,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_plugins_are_not_imported_before_they_are_allowed(package):
-    """A package's losses are neither imported nor available until they are allowed."""
+    """Losses of a package are neither imported nor available until the package is allowed."""
     losses = registry()
     losses.load_plugins([])
     assert losses.names == ('CrossEntropyLoss',)
@@ -58,7 +58,7 @@ def test_plugins_are_not_imported_before_they_are_allowed(package):
 
 
 def test_an_allowed_loss_is_built_by_its_name(package):
-    """An allowed plugin loss is built by its name, and allowing it twice has no further effect."""
+    """An allowed plugin loss is built by its name; allowing the plugin again has no effect."""
     losses = registry()
     losses.load_plugins(['doubled'])
     losses.load_plugins(['doubled'])
@@ -81,7 +81,7 @@ def test_invalid_plugins_are_refused():
 
 
 def test_a_class_of_this_process_registers_itself():
-    """A class can be registered under its name and an alias; a taken name and the base class are refused."""
+    """A class can be registered under its name and an alias; a name in use and the base class are refused."""
     losses = registry()
 
     @losses.register()

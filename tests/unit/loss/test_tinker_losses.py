@@ -1,4 +1,4 @@
-"""Tests specific to the losses under Tinker's names; `test_formulas` tests their formulas.
+"""Tests of behaviour that only the losses with Tinker's names have; `test_formulas` tests their formulas.
 
 Legend: R labels, K candidates of a label.
 """
@@ -36,7 +36,7 @@ def batch_of(logps, **streams) -> LossBatch:
 
 @pytest.mark.parametrize('name', TINKER_LOSSES)
 def test_only_options_of_tinker_are_accepted(name):
-    """Tinker's losses accept the options of its API and no others."""
+    """Tinker's losses accept exactly the options of Tinker's API."""
     build_loss(name, **OPTIONS[name])
     with pytest.raises(InvalidComponentOptions):
         build_loss(name, epsilon=0.2)
@@ -45,9 +45,9 @@ def test_only_options_of_tinker_are_accepted(name):
 @pytest.mark.parametrize('options', [{}, {'clip_low_threshold': 0.8}, {'clip_high_threshold': 3.0}])
 @pytest.mark.parametrize('advantage', [1.0, -1.0])
 def test_gspo_clips_to_its_default_bounds(options, advantage):
-    """A clip bound of gspo that is neither an option nor a stream defaults to the bound of `GSPOLoss`."""
+    """If neither an option nor a stream sets a clip bound of gspo, the bound of `GSPOLoss` applies."""
     high, low = options.get('clip_high_threshold', 1 + 4e-4), options.get('clip_low_threshold', 1 - 3e-4)
-    # The ratio of both labels is e for a positive advantage and 1/e for a negative one, which is beyond all bounds
+    # The ratio of both labels is e for a positive advantage and 1/e for a negative one. Both are beyond all bounds
     # except the upper bound of 3.
     old = [-1.0 - advantage, -2.0 - advantage]
     batch = batch_of([-1.0, -2.0], advantages=[advantage] * 2, old_logps=old, sequence_ratio_mask=[1.0, 1.0])

@@ -17,7 +17,7 @@ PAIRS = ('DPOLoss', 'SimPOLoss', 'CPOLoss', 'ORPOLoss')
 
 
 def pair(chosen: list[float], rejected: list[float], reference: tuple[float, float] | None = None) -> LossBatch:
-    """Return one pair from its labels' log-probabilities; the reference has one number per response."""
+    """Return one pair, built from the log-probabilities of its labels; the reference has one number per response."""
     logps = torch.tensor([*chosen, *rejected], dtype=torch.float64, requires_grad=True)
     owners = torch.tensor([0] * len(chosen) + [1] * len(rejected))
     streams = {} if reference is None else {'ref_logps': torch.tensor(reference, dtype=torch.float64)[owners]}
@@ -77,7 +77,7 @@ def test_hinge_loss_is_zero_beyond_its_margin():
 
 
 def test_kto_compares_each_side_with_the_divergence_of_the_other():
-    """KTO compares each response with the divergence of the others (arXiv 2402.01306, equation 7).
+    """KTO compares each response with the divergence of the other responses (arXiv 2402.01306, equation 7).
 
     Log-ratios 3 and -2 at beta 1 give z of 3 and 0. Chosen: 1 - sigmoid(3 - 0) = 0.0474259. Rejected:
     1 - sigmoid(3 + 2) = 0.0066929. Half of the sum: 0.0270594.
@@ -119,7 +119,7 @@ def test_orpo_compares_odds():
 
 @pytest.mark.parametrize('name', PAIRS)
 def test_every_preference_makes_the_chosen_more_likely(name):
-    """The gradient makes the chosen response more likely and the rejected one less likely."""
+    """The gradient makes the chosen response more likely and the rejected response less likely."""
     _, (chosen, rejected) = value_and_gradient(name, pair([-1.0], [-1.5], reference=(-1.2, -1.2)))
     assert chosen < 0 < rejected
 
@@ -185,7 +185,7 @@ def test_infonce_of_four_orthogonal_pairs():
 
 
 def test_infonce_accuracy_equals_a_search():
-    """The InfoNCE accuracy equals that of a nearest-neighbor search by cosine in numpy."""
+    """The InfoNCE accuracy equals the accuracy of a nearest-neighbor search by cosine in numpy."""
     embeddings = np.random.default_rng(3).normal(size=(40, 5))
     units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     found = (units[0::2] @ units[1::2].T).argmax(axis=1)

@@ -75,7 +75,7 @@ FACTS = (batch(1), batch(2, lengths=(2, 5)))
 
 
 def test_policy_metrics_are_means_over_labels():
-    """Values of the policy metric are computed over the labels of all batches; clip ratios have a separate test."""
+    """Values of the policy metric cover the labels of all batches; clip ratios have a separate test."""
     found, labels = report('GRPOMetric', *FACTS), list(rows(*FACTS))
     mean = statistics.fmean
     diffs = [row['new'] - row['old_logps'] for row in labels]
@@ -113,7 +113,7 @@ def sequences(labels):
 
 @pytest.mark.parametrize('name', ['GRPOMetric', 'PPOMetric', 'GSPOMetric', 'CISPOMetric'])
 def test_each_policy_metric_clips_as_its_loss(name):
-    """Clip ratios of each policy metric follow the clipping rule of the corresponding loss."""
+    """The clip ratios of each policy metric follow the clipping rule of its loss."""
     labels = list(rows(*FACTS))
     pairs = [(row['new'] - row['old_logps'], row['advantages']) for row in labels]
     if name == 'GSPOMetric':
@@ -169,7 +169,7 @@ def test_equal_returns_have_no_explained_variance():
 
 
 def test_preferences_sum_over_whole_responses():
-    """Preference metrics sum over a response's labels and average over pairs, in which the chosen response is first."""
+    """Preference metrics sum over a response's labels and average over pairs, which begin with the chosen response."""
     found = report('DPOMetric', *FACTS, beta=0.5)
     sums, refs = {}, {}
     for row in rows(*FACTS):
@@ -203,7 +203,7 @@ def test_incomplete_pairs_are_skipped():
 
 @pytest.mark.parametrize('group_size', [2, 3])
 def test_embeddings_are_compared_by_cosine(group_size):
-    """Anchors are compared with their positive, other groups' positives and their hard negatives."""
+    """Anchors are compared with their positive, with other groups' positives and with their hard negatives."""
     facts = batch(1, lengths=(1,) * 7)
     found = report('EmbeddingMetric', facts, group_size=group_size)
     vectors = facts.labels.embeddings_FD.astype(float)
@@ -222,13 +222,13 @@ def test_embeddings_are_compared_by_cosine(group_size):
 
 
 def test_accuracy_is_the_share_of_greedy_labels():
-    """Accuracy is the fraction over all labels, not the mean over batches."""
+    """Accuracy is the fraction of all labels, not the mean of the batches' fractions."""
     hits = [bool(hit) for item in FACTS for hit in item.labels.is_greedy_R]
     assert report('Accuracy', *FACTS) == pytest.approx({'accuracy': statistics.fmean(hits)})
 
 
 def test_rewards_come_from_features_or_from_the_loop():
-    """A feature's reward counts once per completion; the rewards of a loop are reported by name, and times as means."""
+    """A feature's reward counts once per completion; a loop's rewards are reported by name, and times as means."""
     metric = CompletionRewardMetric()
     metric.accumulate(FACTS[0])
     metric.accumulate(rewards={'format': [1.0, 0.0]}, completion_lengths=[7], generate_time=2.0)
@@ -268,7 +268,7 @@ def metric_with_batches(name, *, clock=None):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_restored_state_continues_bitwise(name):
-    """A metric restored from JSON continues with bitwise the same values, except values that depend on the clock."""
+    """A metric that is restored from JSON reports bitwise the same values, except values that depend on the clock."""
     metric, restored = metric_with_batches(name), METRICS.build(name, {})
     restored.load_state(json.loads(json.dumps(metric.state(), allow_nan=False)))
     for item in (metric, restored):
@@ -282,7 +282,7 @@ def test_restored_state_continues_bitwise(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_a_state_is_a_copy(name):
-    """Accumulating more results does not modify a saved state."""
+    """A saved state does not change when further results are accumulated."""
     metric = metric_with_batches(name)
     saved = metric.state()
     copy = dict(saved)
@@ -303,7 +303,7 @@ def test_invalid_state_is_refused(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_every_value_is_a_float_with_a_unit(name):
-    """Every value is a float, and all except the loss's metrics have a unit."""
+    """Every value is a float, and every value except the loss's metrics has a unit."""
     values = metric_with_batches(name).calculate()
     assert all(type(value) is float for value in values.values())
     assert values.keys() - METRICS.build(name, {}).units.keys() <= {'kl'}
@@ -311,7 +311,7 @@ def test_every_value_is_a_float_with_a_unit(name):
 
 @pytest.mark.parametrize('name', METRICS.names)
 def test_reset_clears_the_state(name):
-    """A metric after `reset` reports the values of a new one; only the last learning rate and step count are kept."""
+    """A metric after `reset` reports a new metric's values; only the last learning rate and step count remain."""
     metric = metric_with_batches(name)
     metric.reset()
     assert not metric.calculate().keys() - {'learning_rate', 'step_count', 'elapsed_seconds'}
@@ -332,7 +332,7 @@ def test_results_without_labels_are_accepted(name):
 
 
 def test_elapsed_time_excludes_the_time_between_processes():
-    """A restored metric continues from the elapsed seconds of its state."""
+    """A restored metric adds the time since its restoration to the elapsed seconds of its state."""
     now = [1000.0]
     metric = metric_with_batches('TrainMetric', clock=lambda: now[0])
     now[0] += 4.0

@@ -13,7 +13,7 @@ def forward(loss_sum, label_count, **loss_metrics):
 
 
 def test_the_loss_is_the_mean_over_labels_of_all_batches():
-    """The loss is a mean over labels, and the loss's metrics are means over batches."""
+    """The loss is a mean over labels; the metrics of the loss are means over batches."""
     metric = LossMetric()
     assert metric.calculate() == {}
     metric.accumulate(forward(10.0, 2, ratio=1.0))

@@ -23,7 +23,7 @@ def checkpoint(engine: TrainerEngine, make_feature, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize('name', [TRAINER_STATE_FILE, VALUE_HEAD_FILE])
 def test_damaged_tensors_are_refused_by_name(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    """A file that is cut off or has a changed byte is either read or refused with the name of what is damaged."""
+    """A truncated or changed file is either read or refused by an error that names the damaged part."""
     data = (checkpoint / name).read_bytes()
     numbers = random.Random(0)
     damages = [data[: numbers.randrange(len(data))] for _ in range(20)]
@@ -41,6 +41,6 @@ def test_damaged_tensors_are_refused_by_name(checkpoint: Path, name: str, tmp_pa
             read_checkpoint(folder)
         except SnapshotMismatch as error:
             errors.append(str(error))
-    assert len(errors) >= 20, 'files that are cut off'
+    assert len(errors) >= 20, 'too few truncated files were refused'
     assert all(any(text in error for text in (name, 'trainer state', 'optimizer state')) for error in errors)
     assert read_checkpoint(checkpoint).value_head is not None

@@ -24,7 +24,7 @@ def engine(tmp_path: Path) -> TrainerEngine:
 
 @pytest.mark.parametrize('pattern', [{}, {'q_proj': 2}])
 def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int]) -> None:
-    """The number of parameters is that of an adapter; the size is that of its float32 weights and two moments."""
+    """The parameter count equals an adapter's, and the size covers float32 weights and two moments."""
     config = LoraConfig(r=4, rank_pattern=pattern, seed=0)
     size = lora_size(engine.model.layers, config, **ADAMW)
     state = engine.create_adapter('real', config)
@@ -34,7 +34,7 @@ def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int])
 
 @pytest.mark.parametrize(('name', 'copies'), [('SGD', 0), ('AdamW', 2), ('Adagrad', 1)])
 def test_optimizer_state_is_measured(name: str, copies: int) -> None:
-    """The optimizer state has no float32 value per parameter for SGD, two for AdamW and one for Adagrad."""
+    """The optimizer state has no float32 value per parameter for SGD, two values for AdamW and one for Adagrad."""
     assert full_size([1000], optimizer=name, options={}).optimizer_bytes == copies * 4000
 
 
@@ -72,8 +72,8 @@ def test_peak_counts_live_tensors(engine: TrainerEngine) -> None:
     assert peak.value == 8000
 
 
-def test_batches_are_cut_into_passes() -> None:
-    """Memory is estimated for the largest pass, and time for all passes and the step."""
+def test_batches_are_divided_into_passes() -> None:
+    """Memory is estimated for the largest pass; time is estimated for all passes and the step."""
     flat = Coefficients({'pass': 1.0, 'rows': 0.1}, 0.0)
     model = CostModel(
         time=flat, memory=flat, memory_by_parameter=0.0, step_seconds_by_parameter=0.5, max_pass_tokens=100

@@ -48,7 +48,7 @@ def test_loss_falls_and_the_base_is_restored(engine_of: Callable[[], TrainerEngi
 
 
 def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A lease excludes adapters and other leases, and a refused attempt creates no adapter."""
+    """A lease excludes adapters and other leases; a refused attempt creates no adapter."""
     engine = engine_of()
     engine.create_adapter('lora', LoraConfig(r=4))
     with pytest.raises(ModelLeased):
@@ -63,7 +63,7 @@ def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
 
 
 def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A lease restored from a snapshot into another engine continues bitwise like the original."""
+    """A lease that is restored from a snapshot in another engine continues bitwise like the original."""
     engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full', ['mlp', 'embed_tokens'])
     _train(engine, 'full', 2)
@@ -80,7 +80,7 @@ def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]
 
 
 def test_malformed_snapshot_leaves_the_base_unchanged(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A malformed snapshot is refused, and the lease started for its restoration is ended."""
+    """A malformed snapshot is refused, and the lease that its restoration started ends."""
     engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full')
     snapshot = engine.snapshot('full')

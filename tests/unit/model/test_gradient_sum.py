@@ -21,7 +21,7 @@ def _gradients(count: int) -> list[list[torch.Tensor] | None]:
 
 
 def _pairwise(gradients: list[list[torch.Tensor] | None]) -> list[torch.Tensor] | None:
-    """Add neighbours level by level."""
+    """Add neighbours, level by level."""
     while len(gradients) > 1:
         pairs = [gradients[index : index + 2] for index in range(0, len(gradients), 2)]
         gradients = [sum_gradients(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -51,7 +51,7 @@ def test_neighbours_are_added_in_pairs(count: int) -> None:
 @pytest.mark.parametrize('size', [1, 2, 4, 8])
 @pytest.mark.parametrize('rank_count', [2, 4, 8])
 def test_complete_subtrees_can_be_added_separately(size: int, rank_count: int) -> None:
-    """Adding blocks of 1, 2, 4 or 8 parts separately, and then the block sums, gives bitwise the sum of all parts."""
+    """Adding blocks of 1, 2, 4 or 8 parts, and then the sums of the blocks, gives bitwise the sum of all parts."""
     count = size * rank_count
     gradients = _gradients(count)
     blocks = [_total(gradients[begin : begin + size]) for begin in range(0, count, size)]

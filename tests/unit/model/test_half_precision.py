@@ -1,6 +1,6 @@
-"""Isolation, shared prompts, and agreement with the sampler, for a model in each dtype.
+"""Tests of isolation, shared prompts and agreement with the sampler, for a model in each dtype.
 
-The layers have the widths of SmolLM2-135M. Kernels divide the sums of narrower layers in only one way.
+The layers have the widths of SmolLM2-135M, because kernels divide the sums of narrower layers in only one way.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from twinkle.sampler.engine import EngineAdapter, PromptEvent, SamplerEngine, To
 
 PROMPT = [7 + (11 * index) % 480 for index in range(40)]
 LENGTHS = (1, 3, 17, 70, 90, 130)
-"""Numbers of tokens after the prompt, for batches that fill whole blocks of rows and parts of them."""
+"""Numbers of tokens after the prompt, for batches that fill whole blocks of rows and parts of blocks."""
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with two layers, which is stored in bfloat16."""
+    """A random model with two layers in bfloat16."""
     torch.manual_seed(5)
     config = LlamaConfig(
         hidden_size=576,
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_experts_are_isolated(tmp_path):
-    """A mixture of experts in bfloat16, with its routers, has the same results alone and with other adapters."""
+    """A mixture of experts in bfloat16, routers included, has the same results alone and with other adapters."""
     torch.manual_seed(5)
     sizes = {'hidden_size': 576, 'intermediate_size': 1536, 'moe_intermediate_size': 512, 'num_hidden_layers': 2}
     config = Qwen3MoeConfig(
@@ -69,19 +69,19 @@ def engine_of(model, *names):
 
 
 def feature_of(length, seed):
-    """Return the prompt with random tokens after it; all tokens have labels."""
+    """Return the prompt followed by random tokens; all tokens have labels."""
     tokens = np.random.default_rng(seed).integers(3, 500, length)
     ids = np.array([*PROMPT, *tokens])
     return InputFeature(input_ids=ids[:-1], labels=ids[1:].copy())
 
 
 def test_adapters_are_isolated(model):
-    """An adapter has the same log-probabilities and gradients, bitwise, alone and in passes with other adapters."""
+    """An adapter has bitwise the same log-probabilities and gradients alone and in passes with other adapters."""
     assert_isolated(model)
 
 
 def assert_isolated(model):
-    """Train adapters one after the other and together, and compare."""
+    """Train adapters one after the other and together, and compare the results."""
     names = [f'a{index}' for index in range(len(LENGTHS))]
     batches = {name: [feature_of(length, length)] for name, length in zip(names, LENGTHS, strict=True)}
     alone, together = engine_of(model, *names), engine_of(model, *names)
@@ -98,7 +98,7 @@ def assert_isolated(model):
 
 
 def test_prompts_are_shared(model):
-    """The rows of a common prompt are computed once, and log-probabilities are those of separate sequences."""
+    """The rows of a common prompt are computed once, and log-probabilities equal those of separate sequences."""
     engine = engine_of(model, 'a')
     features = [feature_of(length, length) for length in LENGTHS]
     shared = engine.forward_backward('a', features)
@@ -108,7 +108,7 @@ def test_prompts_are_shared(model):
 
 
 def test_sampler_agrees_with_the_trainer(model):
-    """The trainer has a sampler's log-probabilities: bitwise for a prompt, and up to rounding for sampled tokens."""
+    """Trainer and sampler have the same log-probabilities: bitwise for a prompt, up to rounding for sampled tokens."""
     trainer, sampler = engine_of(model, 'a'), SamplerEngine(model)
     adapter = EngineAdapter('a', 1, trainer.adapter('a').weights)
     sample = SamplingParams(max_tokens=24, temperature=1.0, seed=3, logprobs=0, ignore_eos=True)

@@ -22,7 +22,7 @@ def engine(engine, make_feature):
 
 @pytest.mark.parametrize('optimizer', ['AdamW', 'Adamax', 'NAdam', 'RAdam', 'SGD', 'Muon', 'Adafactor'])
 def test_a_rate_that_overflows_changes_nothing(engine, make_feature, optimizer):
-    """A step at a learning rate near the float32 maximum is refused without changes or completes; later steps run."""
+    """A step with a learning rate near the float32 maximum completes or is refused without changes; later steps run."""
     engine.set_optimizer('a', optimizer)
     engine.forward_backward('a', [make_feature(9)])
     before = state_bytes(engine, 'a')
@@ -35,7 +35,7 @@ def test_a_rate_that_overflows_changes_nothing(engine, make_feature, optimizer):
 
 
 def test_momentum_of_1_is_refused(engine, make_feature):
-    """A schedule up to momentum 1, at which Adam would divide by 0, is refused when it is set or before that step."""
+    """A schedule that reaches momentum 1, where Adam divides by 0, is refused when it is set or before that step."""
     engine.set_optimizer('a', 'AdamW', lr=0.01)
     options = {'base_lr': 0.01, 'max_lr': 0.1, 'step_size_up': 2, 'base_momentum': 0.8, 'max_momentum': 1.0}
     try:

@@ -1,4 +1,4 @@
-"""Tests of out-of-memory handling, with a model that raises an error for packs above a given size."""
+"""Tests of exhausted memory, with a model that raises an error for packs above a given size."""
 
 from contextlib import nullcontext
 
@@ -23,7 +23,7 @@ class LimitedModel(PackedCausalLM):
     refusals = 0
 
     def hidden(self, input_ids_T, position_ids_T, **arguments):
-        """Run the pack, and raise afterwards if it is too large."""
+        """Run the pack; then raise the error if the pack is too large."""
         result = super().hidden(input_ids_T, position_ids_T, **arguments)
         if len(input_ids_T) > self.max_rows:
             self.refusals += 1
@@ -72,7 +72,7 @@ def state_of(engine, name):
 
 @pytest.mark.parametrize('error', ERRORS, ids=['cuda', 'cpu', 'python'])
 def test_a_shared_pass_is_split_by_items_without_changing_results(limited, make_feature, error):
-    """A pass of four adapters that does not fit runs in smaller passes with bitwise the same results."""
+    """A pass of four adapters that does not fit runs as smaller passes, with bitwise the same results."""
     names = 'abcd'
     items = [BatchItem(adapter_id=name, features=[make_feature(20, 1)], is_training=True) for name in names]
     unlimited, constrained = new_engine(limited, names), new_engine(limited, names)
@@ -87,13 +87,13 @@ def test_a_shared_pass_is_split_by_items_without_changing_results(limited, make_
 
 
 def test_only_the_part_that_does_not_fit_is_halved(limited, make_feature):
-    """A batch that does not fit runs in halves with a warning; other batches are bitwise unchanged."""
+    """A batch that does not fit runs as two halves, with a warning; other batches are bitwise unchanged."""
     large = [make_feature(12, seed) for seed in range(5)]
     items = [
         BatchItem(adapter_id='a', features=large, is_training=True),
         BatchItem(adapter_id='b', features=[make_feature(9)], is_training=True),
     ]
-    # Dropout is off, because the halves would sample other dropout masks than the whole batch.
+    # Dropout is off, because the halves would sample different dropout masks from the whole batch.
     unlimited, constrained = new_engine(limited, 'ab', dropout=0.0), new_engine(limited, 'ab', dropout=0.0)
     expected = unlimited.run_batch(items)
     limited.max_rows = 30
@@ -168,7 +168,7 @@ def test_groups_stay_together_when_a_part_is_halved(limited, make_feature):
 
 
 def test_other_errors_are_raised_unchanged(limited, make_feature):
-    """An exception that is not about memory is raised unchanged, and no adapter changes."""
+    """An exception other than exhausted memory is raised unchanged, and no adapter changes."""
     engine = new_engine(limited, 'ab')
     items = [BatchItem(adapter_id=name, features=[make_feature(20)], is_training=True) for name in 'ab']
     before = [state_of(engine, name) for name in 'ab']

@@ -50,7 +50,7 @@ def base_dir(request: pytest.FixtureRequest, tiny_llama_dir: Path, tmp_path: Pat
 
 
 def test_resumed_run_continues_bitwise(base_dir: Path, tmp_path: Path, make_feature: Features) -> None:
-    """A run resumed in another trainer continues bitwise, with its accumulated gradient, schedule and counters.
+    """A run that resumes in another trainer continues bitwise, with its accumulated gradient, schedule and counters.
 
     Transformers loads the folder as a model and computes the log-probabilities of the trainer.
     """
@@ -78,7 +78,7 @@ def test_resumed_run_continues_bitwise(base_dir: Path, tmp_path: Path, make_feat
 
 
 def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, make_feature: Features) -> None:
-    """A later save of the same name removes all files of the earlier one, including its state for resuming."""
+    """A second save with the same name removes all files of the first one, including its state for resuming."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('one', str(tmp_path), save_optimizer=True))
@@ -94,7 +94,7 @@ def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, ma
 def test_weights_that_a_run_does_not_train_are_not_lost(
     tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A run that trains some weights refuses a checkpoint in which more were trained, and reads plain model folders."""
+    """A run refuses a checkpoint in which weights were trained that it does not train; it reads plain model folders."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('whole', str(tmp_path)))
@@ -150,7 +150,7 @@ def test_damaged_folders_are_refused(tiny_llama_dir: Path, tmp_path: Path, make_
 def test_checkpoints_of_other_models_are_refused(
     tiny_llama_dir: Path, tiny_qwen3_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A run does not load a model with other weights; any folder of the same model can be loaded without state."""
+    """A run does not load a model with other weights; any folder of the same model can be loaded without its state."""
     other = _full_run(tiny_qwen3_dir)
     _train(other, [make_feature()])
     folder = other.save('other', str(tmp_path), save_optimizer=True)
@@ -189,7 +189,7 @@ def test_failed_save_leaves_the_earlier_checkpoint(
 def test_checkpoints_of_earlier_releases_can_be_resumed(
     tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A run resumed from a folder with `trainer_state.safetensors` and without digests continues bitwise."""
+    """A run that resumes from a folder with `trainer_state.safetensors` and without digests continues bitwise."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('old', str(tmp_path)))

@@ -1,4 +1,4 @@
-"""Tests of losses for one batch and options for one step, as arguments of `TransformersModel`."""
+"""Tests of `TransformersModel` methods with a loss for one batch or options for one step."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def model(tiny_llama_dir) -> TransformersModel:
 
 
 def test_loss_of_one_batch(model, make_feature):
-    """A loss for one batch does not replace the adapter's loss; its options need a loss and must be known."""
+    """A loss for one batch does not replace the adapter's loss. Its options need a loss; unknown ones are refused."""
     feature = make_feature(advantages=[1.0] * 12, old_logps=[-5.0] * 12)
     output = model.forward_backward([feature], loss='cispo', loss_options={'clip_high_threshold': 2.0})
     assert output['metrics'] == {'loss:sum': output['loss']}
@@ -29,7 +29,7 @@ def test_loss_of_one_batch(model, make_feature):
 
 
 def test_size_of_micro_batches(model, make_feature):
-    """`micro_batch_size` is read by the forward methods, and an invalid number is refused."""
+    """Forward methods use `micro_batch_size`, and refuse an invalid number."""
     features = [make_feature(8, index) for index in range(3)]
     whole, divided = model.forward_only(features), model.forward_only(features, micro_batch_size=1)
     assert divided['loss'] == pytest.approx(whole['loss'], rel=1e-6)
@@ -38,7 +38,7 @@ def test_size_of_micro_batches(model, make_feature):
 
 
 def test_options_of_one_step(model, make_feature):
-    """`step` and `clip_grad_and_step` accept options for one step and refuse unsupported ones."""
+    """`step` and `clip_grad_and_step` accept options for one step, and refuse unsupported options."""
     model.forward_backward([make_feature()])
     assert model.step(optimizer_options={'weight_decay': 0.5}).learning_rate == 0.001
     assert model.clip_grad_and_step(learning_rate=0.25, optimizer_options={'eps': 1e-12}).learning_rate == 0.25

@@ -1,4 +1,4 @@
-"""Tests of batches with their own loss, and of steps with their own options."""
+"""Tests of losses that apply to one batch only, and of options that apply to one step only."""
 
 import math
 
@@ -27,7 +27,7 @@ def weights_of(engine, name='a'):
 
 @pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
 def test_loss_of_one_batch_equals_the_adapters_loss(engine, make_feature, name):
-    """A batch with a loss gets bitwise the result of an adapter with that loss, also in a shared pass."""
+    """A batch with a loss gives bitwise the result of an adapter with that loss, also in a shared pass."""
     for other, seed in (('b', 3), ('c', 9)):
         engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
     engine.set_loss('b', name)
@@ -52,7 +52,7 @@ def test_value_loss_of_one_batch_is_refused(engine, make_feature):
 
 
 def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
-    """Tinker's `cross_entropy` returns the log-probabilities of labels with weight 0, and their gradient is 0."""
+    """Tinker's `cross_entropy` returns the log-probabilities of labels with weight 0; their gradient is 0."""
     loss = build_loss('cross_entropy')
     weighted = engine.forward_only('a', [make_feature()], loss=loss)
     unweighted = engine.forward_only('a', [make_feature(loss_weights=np.zeros(12, np.float32))], loss=loss)
@@ -67,7 +67,7 @@ def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
 
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_labels_of_weight_0_only_add_log_probabilities(engine, make_feature, is_shared):
-    """Zero weights leave all log-probabilities bitwise unchanged, and give the loss and gradient of ignored labels."""
+    """Labels of weight 0 get log-probabilities, but give bitwise the loss and gradient of ignored labels."""
     engine.create_adapter('b', LoraConfig(r=4, lora_alpha=8, seed=3))
     engine.create_adapter('c', LoraConfig(r=4, lora_alpha=8, seed=9))
     for adapter in 'abc':
@@ -90,7 +90,7 @@ def test_labels_of_weight_0_only_add_log_probabilities(engine, make_feature, is_
 
 
 def test_given_gradients_reach_labels_of_weight_0(engine, make_feature):
-    """Gradients of a caller's own loss count for labels of weight 0 too."""
+    """Gradients of a caller's own loss also count for labels of weight 0."""
     engine.set_loss('a', 'cross_entropy')
     gradients = [np.r_[np.zeros(4, np.float32), np.linspace(-1, 1, 8, dtype=np.float32)]]
     found = []
@@ -140,7 +140,7 @@ OPTIMIZER_OPTIONS = {'betas': [0.8, 0.9], 'eps': 1e-12, 'weight_decay': 0.3}
 
 
 def train(engine, make_feature, *, own):
-    """Train for three steps, with the options given at each step or at creation; return the weights."""
+    """Train for three steps with options for each step or at creation; return the weights."""
     for seed in range(3):
         engine.forward_backward('a', [make_feature(20, seed)])
         step = {'step_options': StepOptions(learning_rate=0.02, optimizer_options=OPTIMIZER_OPTIONS)} if own else {}
@@ -149,7 +149,7 @@ def train(engine, make_feature, *, own):
 
 
 def test_options_of_every_step_equal_the_optimizers_options(model, make_feature):
-    """Options given at every step give bitwise the weights of an optimizer created with them."""
+    """Options of every step give bitwise the weights of an optimizer that is created with the same options."""
     results = []
     for own in (True, False):
         engine = TrainerEngine(model)
@@ -168,7 +168,7 @@ def test_options_of_every_step_equal_the_optimizers_options(model, make_feature)
      {'weight_decay': math.inf}, {'foreach': True}, {'beta': 0.1}],
 )  # fmt: skip
 def test_invalid_step_options_are_refused(engine, make_feature, verb, options):
-    """Unknown options, options that one step cannot change, and values out of range are refused and change nothing."""
+    """Unknown options, options that a step cannot change, and values out of range are refused and change nothing."""
     arguments = (
         {'optimizer_options': options} if verb == 'step' else {'step_options': StepOptions(optimizer_options=options)}
     )

@@ -1,4 +1,4 @@
-"""Owners of adapters: how they are chosen, and the state that the other ranks keep."""
+"""Tests of the owners of adapters: their choice, and the state that the other ranks keep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class _Owner:
     is_this_rank: bool
 
     def run(self, call: str, work: Callable[[], Any], *, updated: Sequence[torch.Tensor] = ()) -> Any:
-        """Run the work, if this rank is the owner."""
+        """Run the work if this rank is the owner."""
         assert self.is_this_rank, call
         assert all(tensor.requires_grad for tensor in updated)
         return work()
@@ -33,7 +33,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class _Group:
-    """Group of three ranks, seen from one of them, without communication or passes."""
+    """One rank's view of a group of three ranks, without communication or passes."""
 
     rank: int
     size: int = 3
@@ -57,7 +57,7 @@ def _owners(engine: TrainerEngine) -> list[int | None]:
 
 
 def test_owner_is_the_rank_that_owns_the_fewest_parameters(model: PackedCausalLM) -> None:
-    """Adapters of different sizes are distributed evenly, and a deleted adapter makes its rank the next owner."""
+    """Adapters of different sizes are distributed evenly; after an adapter is deleted, its rank is the next owner."""
     engine = TrainerEngine(model, group=_Group(rank=1))
     for index, lora_rank in enumerate((8, 4, 2, 4, 4)):
         engine.create_adapter(str(index), LoraConfig(r=lora_rank, seed=0))
@@ -67,7 +67,7 @@ def test_owner_is_the_rank_that_owns_the_fewest_parameters(model: PackedCausalLM
     assert _owners(engine) == [1, 2, 2, 1, 0]
 
 
-def test_one_process_and_full_parameter_runs_have_no_owner(model: PackedCausalLM) -> None:
+def test_single_process_and_full_parameter_runs_have_no_owner(model: PackedCausalLM) -> None:
     """An engine without a group and a full-parameter run have no owner, because each process keeps the whole state."""
     alone, ranks = TrainerEngine(model), TrainerEngine(model, group=_Group(rank=1))
     alone.create_adapter('a', LoraConfig(r=2, seed=0))
@@ -79,7 +79,7 @@ def test_one_process_and_full_parameter_runs_have_no_owner(model: PackedCausalLM
 
 @pytest.mark.parametrize('optimizer', ['AdamW', 'Adagrad', 'Muon'])
 def test_other_ranks_restore_everything_but_gradient_and_optimizer_state(model, make_feature, optimizer) -> None:
-    """The owner of a restored adapter has the moments and the gradient of the snapshot, and the others have none.
+    """The owner of a restored adapter has the snapshot's moments and gradient, and the other ranks have none.
 
     This includes Adagrad, which allocates its state as soon as it is built.
     """
@@ -112,7 +112,7 @@ def test_other_ranks_restore_everything_but_gradient_and_optimizer_state(model, 
 
 
 def test_every_rank_refuses_a_snapshot_with_wrong_moments(model, make_feature) -> None:
-    """All ranks refuse a snapshot with wrong moments, even those that would not keep the moments."""
+    """All ranks refuse a snapshot with wrong moments, even ranks that would not keep the moments."""
     alone = TrainerEngine(model)
     alone.create_adapter('a', LoraConfig(r=2, seed=0))
     alone.forward_backward('a', [make_feature()])

@@ -8,7 +8,7 @@ from twinkle.model.engine.pass_plan import PassPlanner, Slot
 
 
 def plan(items, *, max_rows):
-    """Return all passes for items given as lists of part sizes."""
+    """Return all passes for items that are given as lists of part sizes."""
     planner = PassPlanner(max_rows=max_rows)
     for index, sizes in enumerate(items):
         planner.add(index, sizes)
@@ -26,7 +26,7 @@ def test_first_parts_go_first_and_share_a_pass():
 
 
 def test_part_that_does_not_fit_is_first_in_the_next_pass():
-    """Capacity left by a part that does not fit is used by the next item; the large part is first in the next pass."""
+    """If a part does not fit, the next item uses the remaining capacity, and the part is first in the next pass."""
     assert plan([[12], [12, 1], [6, 6]], max_rows=18) == [
         [Slot(0, 0), Slot(2, 0)], [Slot(1, 0), Slot(2, 1)], [Slot(1, 1)],
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_every_part_runs_once_in_order_within_bounds(seed):
 
 @pytest.mark.parametrize('seed', range(20))
 def test_passes_are_full(seed):
-    """The next part of an item that is absent from a pass would not fit into that pass."""
+    """If an item is absent from a pass, its next part would not fit into that pass."""
     rng = random.Random(seed)
     items = [[rng.randint(1, 10) for _ in range(rng.randint(1, 4))] for _ in range(6)]
     done = [0] * len(items)

@@ -1,4 +1,4 @@
-"""The number of rows of a pass on a GPU: the estimate covers the measured memory, and rows grow with GPU memory."""
+"""Tests of the number of rows of a pass on a GPU: the estimate covers the measured memory and grows with the GPU."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def _peak(model: PackedCausalLM, count: int) -> int:
     ('config', 'dtype'), [(transformers.Qwen3Config, 'float32'), (transformers.Gemma3TextConfig, 'bfloat16')]
 )
 def test_estimate_covers_the_measured_memory_of_a_row(config: Any, dtype: str, tmp_path: Path) -> None:
-    """Rows take at most the estimated memory, and at least a third of it, with and without recomputed activations."""
+    """Rows take at most the estimated memory and at least a third of it, with and without recomputed activations."""
     transformers.AutoModelForCausalLM.from_config(config(**SHAPE)).save_pretrained(tmp_path)
     memory = PassMemory.of(tmp_path, dtype=dtype)
     for is_checkpointed, estimate in ((False, memory.stored), (True, memory.recomputed)):
@@ -74,7 +74,7 @@ def _memory(
 
 
 def test_passes_grow_with_the_memory(tmp_path: Path) -> None:
-    """An 8B model recomputes activations on a GPU of 80 GiB, not on a larger one, and is refused on a small one."""
+    """An 8B model recomputes activations on a GPU of 80 GiB and not on a larger one; a small GPU is refused."""
     memory = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB)
     with pytest.raises(ValueError, match=r'need 2\d\.\d GiB on the GPU; this process has 8\.0 GiB'):
         memory.pass_size(8 * GIB)
@@ -85,7 +85,7 @@ def test_passes_grow_with_the_memory(tmp_path: Path) -> None:
 
 
 def test_weights_count_in_their_type_and_part(tmp_path: Path) -> None:
-    """Weights that are loaded in float32 take twice the memory of stored bfloat16, and divided weights half of it."""
+    """Weights loaded in float32 take twice the memory of stored bfloat16 weights; divided weights take half of it."""
     stored = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB).fixed
     doubled = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB, dtype='float32').fixed
     divided = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB, copies=0.5).fixed
@@ -94,7 +94,7 @@ def test_weights_count_in_their_type_and_part(tmp_path: Path) -> None:
 
 
 def test_only_the_experts_of_a_row_count(tmp_path: Path) -> None:
-    """A mixture of experts takes the activations of the chosen experts, and a nested text configuration is read."""
+    """A mixture of experts needs memory for the chosen experts only; a nested text configuration is read."""
     mixture = {**QWEN3_8B, 'intermediate_size': 1, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8}
     mixture['model_type'] = 'qwen3_moe'
     dense = {**QWEN3_8B, 'intermediate_size': 6144}
@@ -104,6 +104,6 @@ def test_only_the_experts_of_a_row_count(tmp_path: Path) -> None:
 
 
 def test_defaults_of_the_configuration_count(tmp_path: Path) -> None:
-    """Sizes that config.json leaves out have the values that transformers gives them."""
+    """Sizes that are missing in config.json have the defaults of transformers."""
     config = {name: value for name, value in QWEN3_8B.items() if name != 'vocab_size'}
     assert _memory(tmp_path, config, weight_bytes=1) == _memory(tmp_path, QWEN3_8B, weight_bytes=1)

@@ -15,7 +15,7 @@ FEATURES = [
 
 @pytest.mark.parametrize('loss', ['DPOLoss', 'GRPOLoss', 'ppo', 'GKDLoss', 'SoftCrossEntropyLoss', 'PPOValueLoss'])
 def test_forward_only_needs_no_stream(engine, loss):
-    """Forward-only batches without the loss's streams return log-probabilities and a warning; training is refused."""
+    """A forward-only batch without the loss's streams returns log-probabilities and a warning; training is refused."""
     for name in ('plain', 'own'):
         engine.create_adapter(name, LoraConfig(r=4, target_modules='all-linear', seed=0))
     engine.set_loss('own', loss)
@@ -31,7 +31,7 @@ def test_forward_only_needs_no_stream(engine, loss):
 
 
 def test_preference_against_reference_logps(engine):
-    """DPO with the base model's log-probabilities as reference starts at a loss of log 2, which training lowers."""
+    """DPO with reference log-probabilities of the base model starts at a loss of log 2, which training lowers."""
     engine.create_adapter('own', LoraConfig(r=4, target_modules='all-linear', seed=0))
     engine.set_loss('own', 'DPOLoss', beta=1.0)
     reference = engine.forward_only('own', FEATURES, options=ForwardOptions(is_adapter_disabled=True))

@@ -65,7 +65,7 @@ def perturb(engine: TrainerEngine) -> None:
 
 
 def test_recorded_experts_give_bitwise_the_recorded_results(engine):
-    """A training pass with the experts that its routers would choose has the same loss, logps and gradients."""
+    """A training pass with the experts that its routers would choose gives the same loss, logps and gradients."""
     recorded = engine.forward_backward('a', features(), options=RECORDED)
     experts = recorded.outputs['routed_experts']
     assert [(own.dtype, own.shape) for own in experts] == [(np.uint8, (20, *SHAPE)), (np.uint8, (7, *SHAPE))]
@@ -82,7 +82,7 @@ def test_recorded_experts_give_bitwise_the_recorded_results(engine):
 
 
 def test_replayed_experts_stay_when_the_routers_change(engine):
-    """A replayed pass uses the given experts with the weights of changed routers, and does not affect others."""
+    """A replayed pass uses the given experts with the changed routers' weights, and does not affect other passes."""
     before = engine.forward_only('a', features(), options=RECORDED)
     experts = before.outputs['routed_experts']
     perturb(engine)
@@ -96,12 +96,12 @@ def test_replayed_experts_stay_when_the_routers_change(engine):
     assert all(map(np.array_equal, replayed.outputs['routed_experts'], experts))
     assert beside.loss == free.loss
     assert all(map(np.array_equal, beside.outputs['routed_experts'], free.outputs['routed_experts']))
-    assert replayed.loss != before.loss, 'the weights of the experts come from the changed routers'
+    assert replayed.loss != before.loss, 'the weights of the experts do not come from the changed routers'
     assert replayed.loss != free.loss
 
 
 def test_experts_of_the_first_tokens_only(engine):
-    """The routers choose the experts of the last tokens if fewer rows than tokens are given."""
+    """If fewer rows of experts than tokens are given, the routers choose the experts of the last tokens."""
     recorded = engine.forward_only('a', features(), options=RECORDED)
     experts = recorded.outputs['routed_experts']
     perturb(engine)
@@ -110,7 +110,7 @@ def test_experts_of_the_first_tokens_only(engine):
     replayed = engine.forward_only('a', features(routed_experts=partial), options=RECORDED).outputs['routed_experts']
     for own, given, chosen in zip(replayed, experts, free, strict=True):
         assert np.array_equal(own[:5], given[:5])
-        assert np.array_equal(own[5:, 0], chosen[5:, 0]), 'the first layer does not depend on other experts'
+        assert np.array_equal(own[5:, 0], chosen[5:, 0]), 'the first layer depends on the experts of other layers'
         assert not np.array_equal(own, given)
 
 
@@ -142,7 +142,7 @@ def test_activations_are_recomputed_with_the_replayed_experts(folder):
     ],
 )
 def test_wrong_experts_are_refused_by_name(engine, change, problem):
-    """Experts of a wrong shape, type or range are refused with the name of the field."""
+    """The error for experts of a wrong shape, type or range names the field."""
     experts = [
         own.astype(np.int64) for own in engine.forward_only('a', features(), options=RECORDED).outputs['routed_experts']
     ]
@@ -151,7 +151,7 @@ def test_wrong_experts_are_refused_by_name(engine, change, problem):
 
 
 def test_other_models_refuse_experts(tiny_llama_dir, engine):
-    """Models without experts refuse them by name, and masked tokens cannot report them."""
+    """Models without experts refuse the field by name, and masked tokens cannot return experts."""
     dense = TrainerEngine(PackedCausalLM.load(tiny_llama_dir))
     dense.create_adapter('a', LoraConfig(r=2, seed=1))
     with pytest.raises(InvalidArgument, match='routed_experts'):
@@ -166,7 +166,7 @@ def test_other_models_refuse_experts(tiny_llama_dir, engine):
 
 
 def test_user_program_replays_experts(folder):
-    """`return_routed_experts` returns the experts of each example, which are given back as a field."""
+    """`return_routed_experts` returns the experts of each example, which the program can pass as a field."""
     model = TransformersModel(model_id=str(folder))
     model.add_adapter_to_model('default', LORA)
     sampled = model.forward_only(inputs=features(), return_routed_experts=True)
@@ -176,8 +176,8 @@ def test_user_program_replays_experts(folder):
 
 
 @pytest.mark.parametrize('model_type', ['mixtral', 'qwen2_moe', 'olmoe', 'deepseek_v3'])
-def test_models_whose_routers_take_part(model_type, tmp_path):
-    """Routers with softmax weights take part in recording and replay, and other routers do not."""
+def test_models_with_softmax_routers_are_supported(model_type, tmp_path):
+    """Models whose routers have softmax weights support recording and replay; other models do not."""
     build_tiny(model_type, tmp_path)
     model = PackedCausalLM.load(tmp_path)
     is_softmax = model_type != 'deepseek_v3'

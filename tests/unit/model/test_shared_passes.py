@@ -1,4 +1,4 @@
-"""Tests that results in shared passes are bitwise independent of the other adapters."""
+"""Tests that results in shared passes do not depend, bitwise, on the other adapters of a pass."""
 
 import random
 
@@ -47,7 +47,7 @@ def random_item(rng, make_feature, adapter_id):
 
 
 def result_bytes(result):
-    """Return losses, token count and log-probabilities of a result in a form that is compared bitwise."""
+    """Return losses, token count and log-probabilities of a result in a form for bitwise comparison."""
     return (
         np.float64(result.loss_sum).tobytes(), np.float64(result.loss).tobytes(), result.num_tokens,
         [logps.tobytes() for logps in result.logps],
@@ -64,7 +64,7 @@ def state_bytes(engine, adapter_id):
 
 
 def assert_isolated(model, configs, rounds, *, max_pass_tokens=64):
-    """Run rounds of items together and separately, with a step after each, and compare all results bitwise."""
+    """Run rounds of items together and separately, with a step after each round, and compare all results bitwise."""
     shared = TrainerEngine(model, max_pass_tokens=max_pass_tokens)
     alone = {adapter_id: TrainerEngine(model, max_pass_tokens=max_pass_tokens) for adapter_id in configs}
     for adapter_id, config in configs.items():
@@ -108,7 +108,7 @@ def test_any_mix_equals_separate_runs(request, make_feature, family, seed):
 
 
 def test_bfloat16_adapters_are_isolated(tiny_qwen2_dir, make_feature):
-    """Adapters of a bfloat16 model with biases are bitwise isolated too."""
+    """Adapters of a bfloat16 model with biases are bitwise isolated."""
     rng = random.Random(5)
     model = PackedCausalLM.load(tiny_qwen2_dir, dtype='bfloat16')
     configs = {f'tenant-{index}': random_config(rng) for index in range(4)}
@@ -162,7 +162,7 @@ def test_all_losses_share_passes_bitwise(model, make_feature):
     [('CrossEntropyLoss', {}), ('GRPOLoss', {'entropy_coef': 0.1}), ('GKDLoss', {}), ('PPOValueLoss', {})],
 )
 def test_failing_adapters_do_not_affect_others(model, make_feature, loss, options):
-    """Adapters with invalid or overflowing weights and refused batches do not change the results of other adapters."""
+    """Adapters with invalid or overflowing weights, and refused batches, do not change other adapters' results."""
     names = ('healthy', 'not-a-number', 'infinite', 'overflowing', 'refused', 'also-healthy')
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, own in ((shared, names), (alone, ('healthy', 'also-healthy'))):
@@ -189,7 +189,7 @@ def test_failing_adapters_do_not_affect_others(model, make_feature, loss, option
 
 
 def test_infinite_gradient_is_refused(model, make_feature):
-    """A finite loss with an infinite gradient is refused without changes to the adapter or others."""
+    """A finite loss with an infinite gradient is refused without changes to any adapter."""
     shared = TrainerEngine(model)
     for name in 'ab':
         shared.create_adapter(name, LoraConfig(r=4, seed=1, lora_dropout=0.3))
@@ -254,7 +254,7 @@ def _raises(batch):
     ],
 )
 def test_a_loss_that_fails_does_not_affect_others(model, make_feature, loss):
-    """A faulty custom loss is refused for its adapter, and other results are bitwise those of separate runs."""
+    """A faulty custom loss is refused for its adapter; other results are bitwise those of separate runs."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'abc'), (alone, 'b')):
         for name in names:
@@ -277,7 +277,7 @@ class BrokenMetric(LossMetric):
 
 
 def test_a_metric_that_fails_does_not_affect_others(model, make_feature):
-    """A batch whose metric raises is refused and not counted in any metric; other adapters are unaffected."""
+    """A batch whose metric raises is refused and counted in no metric; other adapters are unaffected."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'ab'), (alone, 'b')):
         for name in names:

@@ -1,4 +1,4 @@
-"""Prompts that several items of a batch have in common are computed once, with the results of separate rows."""
+"""Prompts that several items of a batch share are computed once, with the results of separate rows."""
 
 import json
 import random
@@ -20,8 +20,8 @@ GROUP = 4
 
 
 def engine_of(model, *, is_shared, config=None, names='a', **options):
-    """Return an engine with equal adapters whose updates are not zero."""
-    assert model.can_share_prefixes, 'the check at load found that shared rows give other results'
+    """Return an engine whose adapters are equal and have nonzero updates."""
+    assert model.can_share_prefixes, 'the check at load found that shared rows change the results'
     model.can_share_prefixes = is_shared
     engine = TrainerEngine(model, **options)
     for name in names:
@@ -52,7 +52,7 @@ def gradient_of(engine, name='a'):
 
 
 def assert_same_training(shared, separate, features, **options):
-    """Train a batch on both engines; check bitwise equal results and nearly equal gradients; return shared tokens."""
+    """Train a batch on both engines; check for bitwise equal results and similar gradients; return shared tokens."""
     results = [engine.forward_backward('a', features, **options) for engine in (shared, separate)]
     for own, expected in zip(results[0].logps, results[1].logps, strict=True):
         np.testing.assert_array_equal(own, expected)
@@ -66,14 +66,14 @@ def assert_same_training(shared, separate, features, **options):
 
 
 def engines(folder, **options):
-    """Return an engine that shares prefixes, and one that does not."""
+    """Return an engine that shares prefixes and an engine that does not."""
     return [engine_of(PackedCausalLM.load(folder), is_shared=is_shared, **options) for is_shared in (True, False)]
 
 
 @pytest.mark.parametrize('loss', ['CrossEntropyLoss', 'GRPOLoss', 'GSPOLoss', 'PPOLoss', 'CISPOLoss'])
 @pytest.mark.parametrize('are_prompts_counted', [False, True])
 def test_a_group_trains_bitwise_like_separate_rows(tiny_llama_dir, loss, are_prompts_counted):
-    """Losses, metrics and log-probabilities of a group bitwise equal those of separate rows, gradients within 2e-6."""
+    """Losses, metrics and log-probabilities of a group equal those of separate rows bitwise, gradients within 2e-6."""
     rng = random.Random(0)
     shared, separate = engines(tiny_llama_dir)
     for engine in (shared, separate):
@@ -112,7 +112,7 @@ def test_long_prompts_are_shared_bitwise(tmp_path, model_type):
 
 
 def test_passes_of_many_adapters_have_few_tokens(tiny_llama_dir):
-    """Labels of shared rows need memory too, so a pass of several adapters has a limited number of tokens."""
+    """The tokens of a pass of several adapters are limited, because labels of shared rows need memory too."""
     feature = group(random.Random(0), size=1)[0]
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, names='abcd', max_pass_tokens=100)
     count = 8 * 100 // len(feature['input_ids']) - 1
@@ -121,7 +121,7 @@ def test_passes_of_many_adapters_have_few_tokens(tiny_llama_dir):
 
 
 def test_bfloat16_prompts_are_shared_bitwise(tiny_llama_dir):
-    """Log-probabilities of shared and separate rows are equal in bfloat16 too."""
+    """Log-probabilities of shared and separate rows are equal in bfloat16."""
     rng = random.Random(3)
     results = []
     features = [feature for length in (17, 33, 100) for feature in group(rng, prompt_length=length)]
@@ -142,14 +142,14 @@ def test_shared_prompts_keep_tenants_apart_bitwise(tiny_llama_dir, seed):
 @pytest.mark.parametrize('model_type', mostly_slow(['gemma3_text', 'qwen3_5_text', 'qwen3_moe', 'deepseek_v3']))
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_every_kind_of_layer_keeps_tenants_apart_bitwise(tmp_path, model_type):
-    """Layers with windows, recurrent states, experts and latent attention keep trees of adapters apart."""
+    """Prompt trees of adapters stay separate with windows, recurrent states, experts and latent attention."""
     build_tiny(model_type, tmp_path)
     for seed in range(3):
         assert_kept_apart(tmp_path, random.Random(seed))
 
 
 def assert_kept_apart(folder, rng):
-    """Train trees of several adapters together and alone, and compare the results and gradients bitwise."""
+    """Train prompt trees of several adapters together and alone, and compare the results and gradients bitwise."""
     common = group(random.Random(9), prompt_length=100, size=3)
     items = [
         BatchItem(adapter_id=name, features=branches(rng, common[: rng.randint(2, 3)]), is_training=True)
@@ -164,7 +164,7 @@ def assert_kept_apart(folder, rng):
 
 
 def branches(rng, origins):
-    """Return examples that branch from the given ones, and from one another, at random positions."""
+    """Return examples that branch from the given examples, and from one another, at random positions."""
     features = list(origins)
     for _ in range(rng.randint(2, 8)):
         ids = rng.choice(features)['input_ids']
@@ -178,7 +178,7 @@ def branches(rng, origins):
 
 @pytest.mark.parametrize('size', [30, 64, 100])
 def test_parts_are_divided_by_computed_rows(tiny_llama_dir, size):
-    """Passes are limited by computed rows, so shared prompts need fewer passes if a pass can contain a prompt."""
+    """The computed rows limit a pass, so shared prompts need fewer passes if a prompt fits into a pass."""
     rng = random.Random(size)
     features = [feature for _ in range(4) for feature in group(rng)]
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, max_pass_tokens=size)
@@ -190,7 +190,7 @@ def test_parts_are_divided_by_computed_rows(tiny_llama_dir, size):
 
 
 def test_many_equal_items_are_divided_too(tiny_llama_dir):
-    """Items that need no rows still need memory for their labels, so a pass takes a limited number of them."""
+    """Items without computed rows still need memory for their labels, so a pass takes a limited number of items."""
     feature = group(random.Random(0), size=1)[0]
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, max_pass_tokens=100)
     result = engine.forward_only('a', [feature] * 100)
@@ -199,7 +199,7 @@ def test_many_equal_items_are_divided_too(tiny_llama_dir):
 
 
 def test_split_verbs_share_prompts(tiny_llama_dir):
-    """forward, calculate_loss and backward share prompts and accumulate the gradient of forward_backward."""
+    """forward, calculate_loss and backward share prompts, and accumulate the gradient of forward_backward."""
     features = group(random.Random(1))
     whole, split = (engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True) for _ in range(2))
     expected = whole.forward_backward('a', features)
@@ -211,7 +211,7 @@ def test_split_verbs_share_prompts(tiny_llama_dir):
 
 
 def test_dropout_is_not_shared(tiny_llama_dir):
-    """Rows of an adapter with dropout are shared in evaluation only, because dropout differs by row in training."""
+    """Rows of an adapter with dropout are shared only in evaluation, because each row has another mask in training."""
     features = group(random.Random(1))
     config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5, seed=1)
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True, config=config)
@@ -229,7 +229,7 @@ class _LogitLoss(Loss):
 
 
 def test_rows_are_not_shared_if_all_logits_are_needed(tiny_llama_dir):
-    """A pass with logits has few labels, so it computes every row."""
+    """A pass with logits computes every row, because it has few labels."""
     engine = engine_of(PackedCausalLM.load(tiny_llama_dir), is_shared=True)
     result = engine.forward_only('a', group(random.Random(1)), loss=_LogitLoss())
     assert result.shared_token_count == 0

@@ -43,7 +43,7 @@ SCHEDULERS = [
 
 @pytest.mark.parametrize(('optimizer', 'scheduler'), list(zip(OPTIMIZERS, SCHEDULERS, strict=True)))
 def test_resume_continues_bitwise(model, make_feature, optimizer, scheduler):
-    """A run resumed in the middle of an accumulated step continues bitwise."""
+    """A run that resumes in the middle of an accumulated step continues bitwise."""
     features = [make_feature(10 + step, step) for step in range(9)]
     original = new_engine(model)
     original.set_optimizer('a', optimizer[0], **optimizer[1])
@@ -127,7 +127,7 @@ def test_malformed_trainer_state_is_refused(model, make_feature, change):
 
 
 def test_format_1_is_loaded(model, make_feature):
-    """A checkpoint in format 1 can be resumed bitwise."""
+    """A run resumes bitwise from a checkpoint in format 1."""
     features = [make_feature(10 + step, step) for step in range(7)]
     original = new_engine(model)
     original.set_optimizer('a', 'AdamW', lr=1e-2)

@@ -1,4 +1,4 @@
-"""Tests of clipping, health, and steps that are refused before anything changes."""
+"""Tests of clipping, of layer health, and of steps that are refused before any change."""
 
 import math
 
@@ -36,7 +36,7 @@ def ready(engine, make_feature):
 
 
 def test_clipping_by_value_limits_each_element_of_the_divided_gradient(ready):
-    """Elements beyond the limit are clamped, others are unchanged, and the norm is computed afterwards."""
+    """Elements beyond the limit are clamped, others are unchanged, and the norm is computed after the clamping."""
     before, divisor = gradients_of(ready), ready.adapter('a').divisor
     limit = float(torch.cat([item.flatten() for item in before]).abs().median()) / divisor
     norm = ready.clip_grad_norm('a', max_grad_norm=math.inf, max_grad_value=limit)
@@ -53,7 +53,7 @@ def test_clipping_by_value_limits_each_element_of_the_divided_gradient(ready):
     'limits', [{'max_grad_norm': 0.0}, {'max_grad_norm': math.nan}, {'norm_type': 0.5}, {'max_grad_value': 0.0}]
 )
 def test_invalid_limits_are_refused(ready, limits):
-    """Invalid limits are refused by both methods that clip, and change nothing."""
+    """Both clipping methods refuse invalid limits, and change nothing."""
     before = snapshot_of(ready)
     for verb in (ready.clip_grad_norm, ready.clip_grad_and_step):
         with pytest.raises(InvalidArgument):
@@ -62,7 +62,7 @@ def test_invalid_limits_are_refused(ready, limits):
 
 
 def test_health_is_measured_layer_by_layer(ready):
-    """Health reports, per layer, the unclipped gradient's norm, the earlier weights' norm and the relative update."""
+    """Health has per layer the unclipped gradient's norm, the earlier weights' norm and the relative update."""
     before = {name: item.detach().clone() for name, item in ready.adapter('a').named_parameters().items()}
     gradients, divisor = dict(zip(before, gradients_of(ready), strict=True)), ready.adapter('a').divisor
     health = ready.clip_grad_and_step('a', max_grad_norm=1e-3, is_health_returned=True).layers
@@ -80,13 +80,13 @@ def test_health_is_measured_layer_by_layer(ready):
 
 
 def test_health_is_measured_on_request(ready):
-    """Health is measured only on request."""
+    """Health is measured only if the step requests it."""
     assert ready.step('a').layers == ()
     assert len(ready.step('a', is_health_returned=True).layers) == len(ready.model.layers)
 
 
-def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, make_feature):
-    """A step is refused without changes when the schedule has no steps left, and succeeds with a new schedule."""
+def test_a_step_after_the_end_of_its_schedule_is_refused(ready, make_feature):
+    """If the schedule has no steps left, a step is refused without changes; with a new schedule, the step succeeds."""
     ready.set_lr_scheduler('a', 'OneCycleLR', max_lr=0.1, total_steps=2)
     for _ in range(2):
         ready.clip_grad_and_step('a')
@@ -101,7 +101,7 @@ def test_a_step_whose_schedule_is_at_its_end_is_refused_up_front(ready, make_fea
     assert ready.clip_grad_and_step('a').is_applied
 
 
-def test_a_schedule_that_overflows_is_refused_up_front(ready):
+def test_a_schedule_that_overflows_is_refused_before_the_step(ready):
     """A step is refused if the schedule's next learning rate overflows."""
     ready.set_optimizer('a', 'SGD', lr=0.1, momentum=0.9)
     ready.set_lr_scheduler('a', 'CyclicLR', base_lr=0.1, max_lr=0.2, step_size_up=1, mode='exp_range', gamma=1e200)
@@ -127,7 +127,7 @@ def test_checking_the_schedule_does_not_advance_it(ready, make_feature):
         assert (own['lr'], own['momentum']) == (plain.param_groups[0]['lr'], plain.param_groups[0]['momentum'])
 
 
-def test_accumulating_steps_only_count(model, make_feature):
+def test_a_step_with_too_few_batches_is_not_applied(model, make_feature):
     """A step with too few accumulated batches is not applied and keeps the gradient."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=2, seed=1), gradient_accumulation_steps=2)
@@ -140,7 +140,7 @@ def test_accumulating_steps_only_count(model, make_feature):
 
 
 def test_a_sum_of_gradients_that_overflows_adds_nothing(engine, make_feature):
-    """A gradient whose sum with the accumulated one overflows is refused, and the accumulated one is unchanged."""
+    """A gradient whose sum with the accumulated gradient overflows is refused, and the accumulated one is unchanged."""
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum() * 1e36})
     engine.forward_backward('a', [make_feature(8)])
     for parameter in engine.adapter('a').parameters():

@@ -1,4 +1,4 @@
-"""Tests of the trainer's methods, some of them compared with transformers and peft."""
+"""Tests of the trainer's methods; some tests compare with transformers and peft."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_training_equals_transformers_and_peft(family, request, make_feature):
 
 
 def test_other_adapters_do_not_change_results(model, make_feature):
-    """Training another adapter in between leaves an adapter's results bitwise unchanged."""
+    """An adapter's results are bitwise unchanged if another adapter is trained in between."""
     batches = [[make_feature(9, step), make_feature(17, step + 50)] for step in range(3)]
     alone, shared = TrainerEngine(model), TrainerEngine(model)
     for engine in (alone, shared):
@@ -131,8 +131,8 @@ def test_a_large_batch_runs_in_parts(model, make_feature):
 
 
 @pytest.mark.parametrize(('micro_batch_size', 'max_pass_tokens'), [(1, 10), (2, 20), (3, 30)])
-def test_micro_batches_are_passes_of_so_many_examples(model, make_feature, micro_batch_size, max_pass_tokens):
-    """`micro_batch_size` gives bitwise the gradients of a token limit that fits as many examples."""
+def test_micro_batches_limit_the_examples_of_a_pass(model, make_feature, micro_batch_size, max_pass_tokens):
+    """`micro_batch_size` gives bitwise the gradients of a token limit that fits the same number of examples."""
     batch = [make_feature(10, index) for index in range(7)]
     expected, divided = TrainerEngine(model, max_pass_tokens=max_pass_tokens), TrainerEngine(model)
     for engine in (expected, divided):
@@ -143,8 +143,8 @@ def test_micro_batches_are_passes_of_so_many_examples(model, make_feature, micro
         assert torch.equal(own, other)
 
 
-def test_micro_batches_keep_what_belongs_together(model, make_feature):
-    """Pairs stay in one pass, and a loss that compares all examples refuses to be divided before anything changes."""
+def test_micro_batches_do_not_divide_groups(model, make_feature):
+    """Pairs stay in one pass; a loss that compares all examples refuses the division before any change."""
     pairs = [make_feature(10, index, ref_logps=np.zeros(10, np.float32)) for index in range(4)]
     expected, divided = TrainerEngine(model, max_pass_tokens=20), TrainerEngine(model)
     for engine in (expected, divided):
@@ -201,7 +201,7 @@ def test_sum_reduction_does_not_divide_the_gradient(engine, make_feature):
 
 
 def test_forward_loss_backward_equals_forward_backward(engine, make_feature):
-    """Separate forward, loss and backward, and backward with custom gradients, equal forward_backward."""
+    """Separate forward, loss and backward calls, and backward with custom gradients, equal forward_backward."""
     batch = [make_feature(20, 1), make_feature(6, 2)]
     expected_logps = engine.forward_backward('a', batch).logps
     expected = gradients_of(engine)
@@ -218,7 +218,7 @@ def test_forward_loss_backward_equals_forward_backward(engine, make_feature):
 
 
 def test_forward_only_changes_nothing_and_can_disable_the_adapter(engine, make_feature):
-    """Evaluation counts no training batch, and with a disabled adapter it evaluates the base model."""
+    """Evaluation counts no training batch; with a disabled adapter, it evaluates the base model."""
     batch = [make_feature(20)]
     fresh = engine.forward_only('a', batch)
     engine.set_optimizer('a', 'AdamW', lr=0.1)
@@ -237,7 +237,7 @@ def test_training_learns(engine, make_feature):
 
 
 def test_learning_rate_of_one_step(engine, make_feature):
-    """A learning rate given for one step is used only once."""
+    """A learning rate that is given for one step applies only to this step."""
     engine.set_optimizer('a', 'SGD', lr=0.5)
     engine.forward_backward('a', [make_feature()])
     before = weights_of(engine)
@@ -246,7 +246,7 @@ def test_learning_rate_of_one_step(engine, make_feature):
     assert engine.step('a').learning_rate == 0.5
 
 
-def test_metrics_are_reset_by_a_report(engine, make_feature):
+def test_a_report_resets_the_metrics(engine, make_feature):
     """The loss metric is a mean over labels since the last report; evaluation has separate metrics."""
     results = [engine.forward_backward('a', [make_feature(length, length)]) for length in (8, 20)]
     engine.clip_grad_and_step('a')
@@ -261,7 +261,7 @@ def test_metrics_are_reset_by_a_report(engine, make_feature):
 
 
 def test_loss_that_is_not_finite_adds_nothing(engine, make_feature):
-    """A loss that is not finite is reported with the feature's index and changes nothing."""
+    """The error for a loss that is not finite has the feature's index, and nothing changes."""
     engine.forward_backward('a', [make_feature()])
     before = gradients_of(engine)
     with torch.no_grad():
@@ -284,7 +284,7 @@ def test_a_batch_without_a_counting_label_is_refused(engine, make_feature):
 
 
 def test_methods_without_prerequisites_are_refused(engine):
-    """Methods that need a gradient, a schedule or a forward pass are refused without it."""
+    """Methods that need a gradient, a schedule or a forward pass are refused if it is missing."""
     for verb in (engine.clip_grad_norm, engine.step, engine.lr_step, engine.calculate_loss, engine.backward):
         with pytest.raises(AdapterNotReady):
             verb('a')
@@ -302,7 +302,7 @@ def test_unknown_and_taken_ids_are_refused(engine):
 
 
 def test_unknown_components_and_options_are_refused(engine):
-    """Unknown components, invalid options and a temperature of 0 are refused, and the optimizer is not replaced."""
+    """Unknown components, invalid options and a temperature of 0 are refused, and the optimizer stays."""
     optimizer = engine.adapter('a').optimizer
     with pytest.raises(UnknownComponent, match='AdamW'):
         engine.set_optimizer('a', 'AdamX')
@@ -323,7 +323,7 @@ def test_unknown_components_and_options_are_refused(engine):
 
 
 def test_too_large_learning_rate_is_refused(engine, make_feature):
-    """A learning rate that is too large is refused, whether given or computed by the schedule."""
+    """A learning rate that is too large is refused, whether it is given or computed by the schedule."""
     engine.set_optimizer('a', 'AdamW', lr=1.0)
     engine.set_lr_scheduler('a', 'ExponentialLR', gamma=1e30)
     engine.forward_backward('a', [make_feature(8)])

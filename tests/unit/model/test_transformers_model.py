@@ -45,7 +45,7 @@ def trainer(tiny_llama_dir: Path) -> TransformersModel:
 
 
 def build_mirror(folder: Path, model_dir: Path) -> None:
-    """Create a local mirror with the model and dataset of the quick start."""
+    """Create a local mirror of a hub with the quick start's model and dataset."""
     (folder / 'models' / 'Qwen').mkdir(parents=True)
     (folder / 'models' / 'Qwen' / 'Qwen3.5-4B').symlink_to(model_dir)
     dataset_dir = folder / 'datasets' / 'swift' / 'self-cognition'
@@ -54,7 +54,7 @@ def build_mirror(folder: Path, model_dir: Path) -> None:
 
 
 def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_path, monkeypatch):
-    """The quick start's training loop runs with its hub ids in a local mirror."""
+    """The quick start's training loop runs with its hub ids, which a local mirror serves."""
     build_mirror(tmp_path, tiny_qwen3_dir)
     monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_p
 
 
 def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_path, make_feature):
-    """A checkpoint with optimizer, resumed in another trainer, gives bitwise the same weights and counters."""
+    """A checkpoint with an optimizer that another trainer resumes gives bitwise the same weights and counters."""
     features = [make_feature(10 + step, step) for step in range(6)]
     for feature in features[:3]:
         trainer.forward_backward([feature])
@@ -109,7 +109,7 @@ def test_resume_from_a_folder_continues_bitwise(trainer, tiny_llama_dir, tmp_pat
 
 
 def test_load_without_optimizer(trainer, tmp_path, make_feature):
-    """A checkpoint without optimizer can be loaded but not resumed; absent folders and invalid names are refused."""
+    """A checkpoint without an optimizer can be loaded but not resumed; absent folders and invalid names are refused."""
     trainer.forward_backward([make_feature()])
     trainer.clip_grad_and_step()
     saved = trainer.get_state_dict()
@@ -128,7 +128,7 @@ def test_load_without_optimizer(trainer, tmp_path, make_feature):
 
 
 def test_load_accepts_the_path_of_save(trainer, tmp_path, make_feature):
-    """`load(save(...))` restores the weights, with an absolute path and with a relative one."""
+    """`load(save(...))` restores the weights, with an absolute path and with a relative path."""
     for parent in (tmp_path / 'saved', Path(os.path.relpath(tmp_path)) / 'also'):
         trainer.forward_backward([make_feature()])
         trainer.clip_grad_and_step()
@@ -141,7 +141,7 @@ def test_load_accepts_the_path_of_save(trainer, tmp_path, make_feature):
 
 
 def test_an_adapter_can_start_from_a_peft_folder(trainer, tiny_llama_dir, tmp_path, make_feature):
-    """An adapter can be created from a peft folder with its weights."""
+    """An adapter can start with the weights of a peft folder."""
     trainer.forward_backward([make_feature()])
     trainer.clip_grad_and_step()
     folder = trainer.save('begin', str(tmp_path))
@@ -182,7 +182,7 @@ def test_unsupported_options_are_refused(tiny_llama_dir, make_feature):
 
 
 def test_optimizer_without_adapter_trains_the_whole_model(tiny_llama_dir, make_feature, tmp_path):
-    """Setting an optimizer without an adapter starts full-parameter training; a refused optimizer does not."""
+    """An optimizer without an adapter starts full-parameter training; a refused optimizer does not start it."""
     model = TransformersModel(str(tiny_llama_dir))
     with pytest.raises(UnknownComponent):
         model.set_optimizer('NoSuchOptimizer')
@@ -202,7 +202,7 @@ def test_shared_model_requires_an_adapter(tiny_llama_dir):
 
 
 def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, make_feature):
-    """A patch is undone bitwise and refused once adapters exist."""
+    """A patch is undone bitwise, and is refused once adapters exist."""
     feature = make_feature(length=40)
 
     def logps(model):
@@ -225,7 +225,7 @@ def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, make
 
 
 def test_chats_need_a_template(trainer):
-    """Chats are encoded by the adapter's template and refused before one is set."""
+    """The adapter's template encodes chats; without a template, chats are refused."""
     chat = {'messages': [{'role': 'user', 'content': 'hello'}, {'role': 'assistant', 'content': 'hi there'}]}
     with pytest.raises(AdapterNotReady):
         trainer.forward_backward([chat])
@@ -234,7 +234,7 @@ def test_chats_need_a_template(trainer):
 
 
 def test_a_function_may_be_the_loss(trainer, make_feature):
-    """A loss function receives the labels' log-probabilities, and its loss and metrics are reported."""
+    """A function can be the loss; it receives the labels' log-probabilities, and its loss and metrics are reported."""
     seen = []
 
     def loss(batch):
@@ -261,7 +261,7 @@ def test_multi_lora_is_bounded(tiny_llama_dir):
 
 
 def test_streams_as_arguments(trainer, make_feature):
-    """Advantages per example, label or token or in a sampler's format give one loss; malformed ones are refused."""
+    """Advantages per example, label or token, or in a sampler's format, give one loss; malformed ones are refused."""
     features = [make_feature(12, 1), make_feature(9, 2)]
     trainer.set_loss('GRPOLoss', epsilon=0.2)
     counts = [int((feature['labels'] != -100).sum()) for feature in features]
@@ -299,7 +299,7 @@ def test_logits_and_embeddings_on_request(trainer, make_feature):
 
 
 def test_custom_loss_equals_the_built_in_loss(trainer, make_feature):
-    """A custom function gives the gradient of the equal built-in loss; an invalid one adds nothing."""
+    """A custom function gives the gradient of the equal built-in loss; an invalid function adds no gradient."""
     trainer.remove_adapter('default')
     trainer.add_adapter_to_model('default', LoraConfig(r=4, seed=1))
     features = [make_feature(12, 1), make_feature(9, 2)]
@@ -319,7 +319,7 @@ def test_custom_loss_equals_the_built_in_loss(trainer, make_feature):
 
 
 def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, tmp_path, make_feature):
-    """`merge_lora` saves a model that transformers can load, and cannot be combined with an optimizer."""
+    """`merge_lora` saves a model that transformers can load; it cannot be combined with an optimizer."""
     feature = make_feature(12)
     for _ in range(2):
         trainer.forward_backward(feature)
@@ -334,7 +334,7 @@ def test_a_merged_model_gives_the_same_logprobs_in_plain_transformers(trainer, t
 
 
 def test_an_adapter_can_start_from_an_external_peft_folder(trainer, tiny_llama_dir, tmp_path, make_feature):
-    """An adapter saved by peft gives peft's log-probabilities in this library and can be trained further."""
+    """An adapter that peft saved gives peft's log-probabilities in this library, and can be trained further."""
     config = peft.LoraConfig(r=3, lora_alpha=9, target_modules=['q_proj', 'down_proj'], init_lora_weights=False)
     plain = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama_dir), config)
     plain.save_pretrained(tmp_path / 'external')
@@ -372,7 +372,7 @@ def test_a_step_reports_health_on_request(trainer, make_feature):
 
 
 def test_multi_lora_bounds_the_length(tiny_llama_dir, make_feature):
-    """An example longer than max_length is refused with its index."""
+    """An example longer than max_length is refused by an error with its index."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
     model.add_adapter_to_model('a', LoraConfig(r=4))
     model.forward_only(make_feature(10))
@@ -390,7 +390,7 @@ def test_grpo_metric_measures_entropies_on_request(trainer: TransformersModel, t
     assert 'train/entropy' not in trainer.calculate_metric(is_training=True)
     trainer.add_metric('GRPOMetric', is_entropy_measured=True)
     trainer.forward_backward([feature])
-    # A new adapter has no effect, so the base model gives the expected value.
+    # A new adapter does not change results, so the base model gives the expected value.
     model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
     with torch.no_grad():
         logps = model(torch.tensor(ids)[None]).logits[0].log_softmax(-1)

@@ -23,7 +23,7 @@ def test_upload_omits_the_state_for_resuming(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, async_upload: bool
 ) -> None:
     """An upload omits the trainer state and the marker file; without `async_upload`, it is complete on return."""
-    # Only small files are used, because the hub's client uploads weights by another protocol.
+    # Only small files are used, because the hub's client uploads weights with another protocol.
     for name in ('adapter_config.json', 'trainer_state.safetensors', '.unfinished.json'):
         (tmp_path / name).write_text('{}')
     with running_hub() as hub:
@@ -35,10 +35,10 @@ def test_upload_omits_the_state_for_resuming(
         assert list(hub.files['org/name']) == ['adapter_config.json']
 
 
-def test_invalid_uploads_are_refused_at_once(
+def test_invalid_uploads_are_refused_immediately(
     trainer: TransformersModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown adapter, a missing folder, a missing token and an invalid repository are refused at once."""
+    """An unknown adapter, a missing folder, a missing token and an invalid repository are refused immediately."""
     monkeypatch.delenv('HF_TOKEN', raising=False)
     folder = trainer.save('final', str(tmp_path))
     for checkpoint_dir, target, token in (

@@ -1,4 +1,4 @@
-"""Tests of the critic, and of saving value heads."""
+"""Tests of the critic, and of saved value heads."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def head_of(model: TransformersModel) -> torch.Tensor:
 
 
 def test_critic_without_adapter_trains_the_whole_model(tiny_llama_dir, features):
-    """A critic without an adapter predicts 0 at first and trains all weights; removing it restores the model."""
+    """A critic without an adapter initially predicts 0 and trains all weights; removing it restores the model."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     before = {name: tensor.clone() for name, tensor in critic.engine.model.base_parameters.items()}
     critic.set_optimizer('AdamW', lr=1e-3)
@@ -65,7 +65,7 @@ def test_critic_without_adapter_trains_the_whole_model(tiny_llama_dir, features)
 
 
 def test_full_critic_gradient(tiny_llama_dir, features):
-    """The backbone gradient with a nonzero head equals the gradient of the same formula computed with transformers."""
+    """The backbone gradient with a nonzero head equals the gradient of the same formula in transformers."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.set_optimizer('SGD', lr=0.0)
     critic.forward_only(features, **TARGETS)
@@ -87,7 +87,7 @@ def test_full_critic_gradient(tiny_llama_dir, features):
 
 
 def test_lora_critic(tiny_llama_dir, features):
-    """A LoRA critic lowers its loss and excludes full-parameter training of the same model."""
+    """A LoRA critic lowers its loss and prevents full-parameter training of the same model."""
     critic = TransformersValueModel(str(tiny_llama_dir))
     critic.add_adapter_to_model('critic', CONFIG)
     critic.set_optimizer('AdamW', lr=1e-2)
@@ -102,7 +102,7 @@ def test_lora_critic(tiny_llama_dir, features):
 
 @pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
 def test_critic_resumes_bitwise(tiny_llama_dir, tmp_path: Path, features, config):
-    """A critic that is saved and resumed continues bitwise, for LoRA and full-parameter training."""
+    """A saved and resumed critic continues bitwise, with LoRA and with full-parameter training."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', config, full_parameters=config is None)
@@ -118,7 +118,7 @@ def test_critic_resumes_bitwise(tiny_llama_dir, tmp_path: Path, features, config
 
 @pytest.mark.parametrize('config', [None, CONFIG], ids=['full', 'lora'])
 def test_value_head_is_loaded_without_optimizer(tiny_llama_dir, tmp_path: Path, features, config):
-    """A critic saved without an optimizer gives the same values when it is loaded."""
+    """A critic that was saved without an optimizer gives the same values after loading."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', config, full_parameters=config is None)
@@ -135,7 +135,7 @@ def test_value_head_is_loaded_without_optimizer(tiny_llama_dir, tmp_path: Path, 
 
 
 def test_value_head_in_the_trainer_state_is_loaded(tiny_llama_dir, tmp_path: Path, features):
-    """A value head stored only in the trainer state, where the checkpoint service stores it, is loaded too."""
+    """A value head that is only in the trainer state, where the checkpoint service stores it, is loaded too."""
     first, second = (TransformersValueModel(str(tiny_llama_dir)) for _ in range(2))
     for critic in (first, second):
         critic.add_adapter_to_model('critic', CONFIG)
@@ -168,7 +168,7 @@ def test_mismatched_checkpoint_is_refused(tiny_llama_dir, tmp_path: Path, featur
 
 
 def test_value_head_of_an_initial_folder_is_loaded(tiny_llama_dir, tmp_path: Path, features):
-    """An adapter created from a critic's folder has the critic's values."""
+    """An adapter that starts from a critic's folder has the critic's values."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=2)
     model.add_adapter_to_model('critic', CONFIG)
     model.set_loss('PPOValueLoss', adapter_name='critic')

@@ -1,4 +1,4 @@
-"""Tests that an adapter restored from a whole snapshot continues with bitwise equal results, from any point."""
+"""Tests that an adapter that is restored from a complete snapshot continues bitwise."""
 
 import random
 
@@ -19,7 +19,7 @@ CLOCK_VALUES = {
 
 
 def state_of(engine):
-    """Return the adapter's tensors, counters, choices of components, metrics and random state as comparable values."""
+    """Return the adapter's tensors, counters, components, metrics and random state as comparable values."""
     state = engine.adapter('a')
     tensors = [
         tensor.numpy(force=True).tobytes()
@@ -83,7 +83,7 @@ def random_operation(rng, make_feature):
 
 @pytest.mark.parametrize('seed', range(8))
 def test_restored_adapter_continues_bitwise(model, make_feature, seed):
-    """A copy restored from a snapshot between random operations gives bitwise equal results from then on."""
+    """A copy that is restored from a snapshot between random operations gives bitwise equal results afterwards."""
     rng = random.Random(seed)
     operations = [random_operation(rng, make_feature) for _ in range(12)]
     original = TrainerEngine(model)
@@ -107,12 +107,12 @@ OPTIONS = {
     'AdamW': {'lr': 1e-2, 'amsgrad': True, 'betas': [0.8, 0.9]},
     'Adam': {'lr': 1e-2, 'groups': [{'pattern': 'lora_B', 'lr': 1e-1}]},
 }
-"""Options by optimizer; an optimizer that is absent or has `None` uses a learning rate of 0.01."""
+"""Options by optimizer. An optimizer that is absent, or has `None`, uses a learning rate of 0.01."""
 
 
 @pytest.mark.parametrize('name', optimizer_names())
 def test_every_optimizer_is_restored_bitwise(model, make_feature, name):
-    """Every installed optimizer is restored bitwise, with a value head and a gradient that has not been applied."""
+    """Every installed optimizer is restored bitwise, with a value head and an accumulated gradient."""
     engine = TrainerEngine(model)
     engine.create_adapter('a', LoraConfig(r=4, lora_dropout=0.1, seed=1, target_modules=('q_proj',)))
     options = OPTIONS.get(name, {'lr': 1e-2})
@@ -197,7 +197,7 @@ def test_added_value_head_preserves_the_optimizer(model, make_feature):
 
 
 def test_no_snapshot_while_a_forward_is_pending(engine, make_feature):
-    """No snapshot can be taken while a forward pass is pending."""
+    """A snapshot is refused while a forward pass is pending."""
     assert engine.snapshot('a') is not None
     engine.forward('a', [make_feature()])
     assert engine.snapshot('a') is None
@@ -210,7 +210,7 @@ def test_no_snapshot_while_a_forward_is_pending(engine, make_feature):
 
 
 def test_invalid_snapshots_are_refused(engine, model, make_feature):
-    """An id in use, incomplete snapshots, a different rank and malformed tensors are refused and create no adapter."""
+    """An id in use, incomplete snapshots, another rank and malformed tensors are refused and create no adapter."""
     engine.forward_backward('a', [make_feature()])
     whole = engine.snapshot('a')
     with pytest.raises(AdapterExists):
@@ -231,7 +231,7 @@ def test_invalid_snapshots_are_refused(engine, model, make_feature):
 
 
 def test_unregistered_loss_cannot_be_restored(engine, model):
-    """A snapshot with an unregistered loss is refused when it is restored, with a message about the loss."""
+    """A snapshot with an unregistered loss is refused at restoration, and the message names the loss."""
     engine.set_loss('a', lambda batch: {'loss': batch.logps_R.sum()})
     with pytest.raises(SnapshotMismatch, match='loss'):
         TrainerEngine(model).restore_adapter('a', engine.snapshot('a'))

@@ -13,7 +13,7 @@ from services.model.application.admission import Admission, QueueLimits
 
 
 class Harness:
-    """An `Admission` and the slots that the test has taken."""
+    """An `Admission` object, and the slots that the test has taken."""
 
     def __init__(self, *, operation_count: int = 2, request_bytes: int = 1000) -> None:
         self.clock = FakeClock()
@@ -23,7 +23,7 @@ class Harness:
         self.slots: list[AsyncExitStack] = []
 
     async def hold(self, *, tenant: str = 'alice', size_bytes: int = 0, is_urgent: bool = False) -> AsyncExitStack:
-        """Take a slot at once; `aclose` of the result releases it."""
+        """Take a slot immediately; `aclose` of the result releases the slot."""
         stack = AsyncExitStack()
         self.slots.append(stack)
         slot = self.admission.slot(tenant, size_bytes=size_bytes, is_waiting_allowed=False, is_urgent=is_urgent)
@@ -31,7 +31,7 @@ class Harness:
         return stack
 
     def wait(self, name: str, *, size_bytes: int = 0) -> 'asyncio.Task[None]':
-        """Start waiting for a slot; `order` records when it is granted. The slot is released on cancellation."""
+        """Wait for a slot in a task; `order` records the grant. Cancelling the task releases the slot."""
 
         async def waiting() -> None:
             slot = self.admission.slot('alice', adapter_id=name, size_bytes=size_bytes, is_waiting_allowed=True)
@@ -49,7 +49,7 @@ async def _cancel(*tasks: 'asyncio.Task[None]') -> None:
 
 
 async def test_a_full_queue_refuses_its_tenant_only() -> None:
-    """A full queue of one tenant refuses its next operation and leaves other tenants unaffected."""
+    """A full queue of one tenant refuses the tenant's next operation and does not affect other tenants."""
     harness = Harness()
     slots = [await harness.hold(), await harness.hold()]
     with pytest.raises(QueueFull) as caught:
@@ -61,7 +61,7 @@ async def test_a_full_queue_refuses_its_tenant_only() -> None:
 
 
 async def test_queued_bytes_are_bounded() -> None:
-    """The bytes of all requests in a queue are limited, but a request in an empty queue may have any size."""
+    """The bytes of the requests in a queue are limited, but one request in an empty queue may have any size."""
     harness = Harness(operation_count=100)
     first = await harness.hold(size_bytes=900)
     with pytest.raises(QueueFull):
@@ -76,7 +76,7 @@ async def test_queued_bytes_are_bounded() -> None:
 
 
 async def test_slots_are_granted_in_order_of_arrival() -> None:
-    """A later or smaller request does not overtake a waiting one."""
+    """A later or smaller request does not overtake an earlier one."""
     harness = Harness(operation_count=3)
     slots = [await harness.hold(size_bytes=400), await harness.hold(size_bytes=400)]
     waiting = [harness.wait('large', size_bytes=900), harness.wait('small', size_bytes=10)]
@@ -110,7 +110,7 @@ async def test_a_released_slot_wakes_one_waiter() -> None:
 
 
 async def test_waiting_operations_are_bounded() -> None:
-    """Waiting operations are limited too; beyond the limit even callers that accept waiting are refused."""
+    """The number of waiting operations is limited too; beyond it, even callers that accept waiting are refused."""
     harness = Harness(operation_count=2)
     slots = [await harness.hold(), await harness.hold()]
     waiting = [harness.wait('a'), harness.wait('b')]
@@ -155,7 +155,7 @@ async def test_a_cancelled_waiter_releases_its_slot(*, is_slot_granted: bool) ->
 
 @pytest.mark.parametrize('is_slot_granted', [False, True])
 async def test_dropped_operations_release_their_slots(*, is_slot_granted: bool) -> None:
-    """Dropped operations are cancelled and release their slots, even if one was granted at the same moment."""
+    """Dropped operations are cancelled and release their slots, even if a slot was granted at the same moment."""
     harness = Harness(operation_count=2)
     held, other = await harness.hold(), await harness.hold()
     dropped, next_waiter = harness.wait('dropped'), harness.wait('next')
@@ -189,7 +189,7 @@ async def test_an_urgent_operation_is_admitted_beyond_the_limit() -> None:
 
 
 async def test_the_retry_time_follows_the_rate_of_the_queue() -> None:
-    """If a slot is released every two seconds, the retry time is two seconds, and four while another caller waits."""
+    """If a slot is released every two seconds, the retry time is two seconds, or four with one waiting caller."""
     harness = Harness(operation_count=1)
     for _ in range(20):
         slots = await harness.hold()
@@ -215,7 +215,7 @@ async def test_the_retry_time_follows_the_rate_of_the_queue() -> None:
 
 
 async def test_the_retry_time_is_bounded() -> None:
-    """The retry time stays between its minimum and maximum for any measured interval."""
+    """The retry time is between its minimum and its maximum for any measured interval."""
     for seconds in (0.0, 1e6):
         harness = Harness(operation_count=1)
         slots = await harness.hold()

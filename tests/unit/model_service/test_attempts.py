@@ -1,4 +1,4 @@
-"""Counted attempts at work that may crash the process, such as exports of merged models."""
+"""Tests of counted attempts at work that may crash the process, such as exports of merged models."""
 
 from datetime import timedelta
 
@@ -32,14 +32,14 @@ async def _is_refused(attempts: Attempts, work: str = WORK) -> bool:
 
 
 async def test_repeated_requests_stay_refused_after_a_crash(journal: MemoryJournal) -> None:
-    """A client that repeats a refused request for some time cannot crash the service again; other work runs."""
+    """A client that keeps repeating a refused request cannot crash the service again; other work runs."""
     attempts = Attempts(journal, clock=FakeClock())
     assert [await _is_refused(attempts) for _ in range(5)] == [True] * 5
     assert not await _is_refused(attempts, 'ExportMerged of ad-2')
 
 
 async def test_a_refusal_long_after_the_crash_allows_another_attempt(journal: MemoryJournal) -> None:
-    """The cause of crashes may be gone some time later, so that the attempt after a refusal runs."""
+    """Some time after a refusal, the work is attempted again, because the cause of the crashes may be gone."""
     clock = FakeClock()
     attempts = Attempts(journal, clock=clock)
     clock.advance(timedelta(hours=1))
@@ -48,7 +48,7 @@ async def test_a_refusal_long_after_the_crash_allows_another_attempt(journal: Me
 
 
 async def test_work_that_ends_is_not_counted(journal: MemoryJournal) -> None:
-    """Work that ends with or without an error resets its count, so it is never refused."""
+    """Work that ends, with or without an error, resets its count and is therefore never refused."""
     attempts = Attempts(journal, clock=FakeClock())
     for _ in range(2 * MAX_ATTEMPTS):
         assert not await _is_refused(attempts, 'ExportMerged of ad-2')

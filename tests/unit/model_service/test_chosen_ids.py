@@ -1,4 +1,4 @@
-"""Adapters with ids chosen by their callers."""
+"""Tests of adapters whose callers choose the id."""
 
 import asyncio
 from pathlib import Path
@@ -42,8 +42,8 @@ async def test_the_adapter_has_the_id_and_trains():
     assert result.outcome.step_count == 1
 
 
-async def test_clients_choose_no_ids():
-    """A client that chooses an id gets the same refusal whether the id exists or not, and no adapter is created."""
+async def test_clients_cannot_choose_ids():
+    """A client that chooses an id gets the same refusal whether the id exists or not, and creates no adapter."""
     service = await start(MemoryJournal(), StrictStore())
     refusals: set[str] = set()
     for tenant_id in ('alice', 'bob'):
@@ -59,7 +59,7 @@ async def test_clients_choose_no_ids():
 
 
 async def test_the_same_request_finds_the_same_adapter_after_a_restart():
-    """A repeated request returns the adapter's current state after a restart; other content under its id is refused."""
+    """A repeated request after a restart returns the adapter's current state; other content with its id is refused."""
     journal = MemoryJournal()
     service = await start(journal, StrictStore())
     await create(service)
@@ -72,7 +72,7 @@ async def test_the_same_request_finds_the_same_adapter_after_a_restart():
 
 @pytest.mark.parametrize(('caller', 'request_id'), [(ALICE, 'r2'), (BOB, 'r1')], ids=['mine', "another's"])
 async def test_an_id_cannot_be_used_twice(caller: Caller, request_id: str):
-    """An id cannot be used again by any tenant, even after its adapter was deleted and after a restart."""
+    """An id cannot be used again by any tenant, even after its adapter was deleted and the service was restarted."""
     journal = MemoryJournal()
     service = await start(journal, StrictStore())
     await create(service)
@@ -110,7 +110,7 @@ async def test_a_creation_that_fails_leaves_the_id_free():
 
 
 async def test_generated_ids_cannot_be_chosen(tmp_path: Path):
-    """The journal records a generated id even after its adapter is deleted, so the id cannot be chosen later."""
+    """A generated id stays in the journal even after its adapter is deleted, so the id cannot be chosen later."""
     journal = await journals.open_journal(tmp_path)
     adapter = await journals.add(journal, journals.make_adapter('ad-7'))
     await journal.remove_adapter('ad-7')

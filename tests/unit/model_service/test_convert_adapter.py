@@ -14,7 +14,7 @@ def request(**fields):
 
 
 def test_unset_and_empty_full_parameters_differ():
-    """An empty FullParameterConfig selects all parameters; an unset one selects LoRA."""
+    """An empty FullParameterConfig selects all parameters; an unset FullParameterConfig selects LoRA."""
     assert create_request_from_proto(request()).full_parameters is None
     assert create_request_from_proto(request(full_parameters={})).full_parameters == ()
     some = create_request_from_proto(request(full_parameters={'target_modules': ['mlp', 'norm']}))
@@ -51,14 +51,14 @@ def test_contradiction_is_named(fields, field):
     ids=['labels', 'name', 'value', 'targets', 'pattern', 'parameters'],
 )
 def test_data_stored_with_an_adapter_is_bounded(fields, field):
-    """Metadata, target modules and rank patterns have size limits, because an adapter keeps them in memory."""
+    """Metadata, target modules and rank patterns are limited in size, because an adapter keeps them in memory."""
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(**fields))
     assert refusal.value.field == field
 
 
 def test_session_id_is_stored_and_has_a_length_limit():
-    """An adapter stores its session id, which has a length limit."""
+    """An adapter stores its session id; the length of the id is limited."""
     assert create_request_from_proto(request(session_id='ss-1')).session_id == 'ss-1'
     with pytest.raises(InvalidField) as refusal:
         create_request_from_proto(request(session_id='s' * 129))
@@ -67,7 +67,7 @@ def test_session_id_is_stored_and_has_a_length_limit():
 
 @pytest.mark.parametrize('prefix', ['a/b', '.', '-', 'x' * 65, 'a b'])
 def test_a_malformed_save_prefix_is_refused(prefix):
-    """A malformed prefix of a checkpoint's name is refused, and a valid one is returned unchanged."""
+    """A malformed prefix for checkpoint names is refused, and a valid prefix is returned unchanged."""
     with pytest.raises(InvalidField):
         save_prefix_from_proto(prefix)
     assert save_prefix_from_proto('session-expired') == 'session-expired'

@@ -13,7 +13,7 @@ GOOD = {'base_model': 'tiny', 'batch_size': 4, 'sequence_tokens': 128}
 
 
 def test_unset_fields_have_the_defaults_of_the_contract():
-    """Unset fields mean LoRA of rank 8, AdamW, and a label share of 1."""
+    """Unset fields select LoRA of rank 8, AdamW, and a label share of 1."""
     plan = estimate_request_from_proto(wire.EstimateRequest(**GOOD)).plan
     assert (plan.lora_config.r, plan.optimizer.name, plan.label_share) == (8, 'AdamW', 1.0)
     assert plan.full_parameters is None
@@ -55,7 +55,7 @@ def test_an_impossible_plan_is_refused(fields, field):
 
 @pytest.mark.parametrize('available', [99, 100])
 def test_estimated_cost_is_converted(available):
-    """All values are converted, and a plan fits if its peak memory is at most the available memory."""
+    """All values are converted; a plan fits if its peak memory is at most the available memory."""
     cost = PlanCost(
         parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available
     )

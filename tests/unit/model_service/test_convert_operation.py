@@ -1,4 +1,4 @@
-"""Conversion of operations: valid fields are converted, invalid ones are refused with their path."""
+"""Conversion of operations: valid fields are converted, and invalid fields are refused with their path."""
 
 import math
 
@@ -39,7 +39,7 @@ def refused_field(**verb):
 
 
 def training_verb(**extra):
-    """Return forward_backward over one example of four tokens with these extra tensors."""
+    """Return forward_backward for one example of four tokens with these extra tensors."""
     ids = tensor_to_proto(np.arange(4, dtype=np.int32))
     tensors = {name: tensor_to_proto(value) for name, value in extra.items()}
     feature = input_feature_pb2.InputFeature(input_ids=ids, labels=ids, extra_tensors=tensors)
@@ -59,7 +59,7 @@ def test_gradient_limits_are_converted():
 
 
 def test_the_size_of_micro_batches_is_converted():
-    """The number of examples in a pass is optional and positive, and divides a batch into at most 64 passes."""
+    """The number of examples in a pass is optional and positive, and may divide a batch into at most 64 passes."""
     verb = training_verb()
     assert converted(forward_backward=verb).options.micro_batch_size is None
     verb.options.micro_batch_size = 3
@@ -94,13 +94,13 @@ def test_options_of_a_step_are_converted():
     ],
 )
 def test_a_malformed_option_of_a_step_is_named(verb, fields, field):
-    """A malformed option is refused with its path for both verbs that step."""
+    """The error for a malformed option has its path, for both verbs that step."""
     kinds = {'step': wire.Step, 'clip_grad_and_step': wire.ClipGradAndStep}
     assert refused_field(**{verb: kinds[verb](**fields)}) == f'operation.{verb}.{field}'
 
 
 def test_loss_of_a_batch_is_converted():
-    """ForwardOnly and ForwardBackward accept a loss for the batch; an unset loss means the adapter's loss."""
+    """ForwardOnly and ForwardBackward accept a loss for the batch; if it is unset, the adapter's loss is used."""
     loss = training_config_pb2.LossConfig(name='ppo', options=struct_of({'clip_low_threshold': 0.9}))
     chosen = LossChoice(name='ppo', options={'clip_low_threshold': 0.9})
     batch = training_verb().batch
@@ -115,7 +115,7 @@ def test_loss_of_a_batch_is_converted():
     + [('max_grad_value', value) for value in (0.0, -1.0, math.inf, math.nan)],
 )
 def test_an_invalid_limit_is_refused(name, value):
-    """Zero, negative and NaN limits are refused with their path, as is an infinite limit for elements."""
+    """Zero, negative and NaN limits are refused with their path; an infinite limit for elements is refused too."""
     assert refused_field(clip_grad_norm=wire.ClipGradNorm(**{name: value})) == f'operation.clip_grad_norm.{name}'
 
 
@@ -134,7 +134,7 @@ def test_export_name_must_not_be_a_path(name):
 
 
 def test_extra_streams_are_converted_by_name():
-    """Extra tensors of numbers and ids are converted to the form that their stream declares."""
+    """Extra tensors of numbers and ids are converted to the type that their stream declares."""
     ids = np.arange(8, dtype=np.int64).reshape(4, 2)
     logps = -np.ones((4, 2), np.float32)
     verb = converted(
@@ -164,7 +164,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize('case', HOSTILE)
 def test_hostile_extra_tensor_is_named(case):
-    """An extra tensor that no loss can read is refused with its name in the path."""
+    """An extra tensor that no loss can read is refused, and the path has its name."""
     name, value, suffix = HOSTILE[case]
     path = f'operation.forward_backward.batch.features.features[0].extra_tensors[{name!r}]'
     assert refused_field(forward_backward=training_verb(**{name: value})) == path + suffix
@@ -172,7 +172,7 @@ def test_hostile_extra_tensor_is_named(case):
 
 @given(st.binary(max_size=64), st.lists(st.integers(-(2**62), 2**62), max_size=3), st.sampled_from(list(EXTRA_STREAMS)))
 def test_arbitrary_bytes_are_refused_without_a_crash(data, shape, name):
-    """Arbitrary bytes and shapes of a stream are converted, or refused with the stream's name; none causes a crash."""
+    """Arbitrary bytes and shapes of a stream are converted or refused with the stream's name; none causes a crash."""
     verb = training_verb()
     tensor = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=shape, data=data)
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor)
@@ -214,7 +214,7 @@ def test_parameter_groups_round_trip():
     ],
 )
 def test_malformed_group_is_named(group, field):
-    """A group without effect, or with a repeated setting, is refused with its index in the path."""
+    """A group without effect or with a repeated setting is refused, and the path has its index."""
     config = {'optimizer': {'groups': [{'pattern': 'good', 'learning_rate': 0.1}, group]}}
     verb = wire.Configure(training_config=config)
     assert refused_field(configure=verb) == f'operation.configure.training_config.optimizer.groups[1].{field}'
@@ -227,7 +227,7 @@ def test_groups_inside_the_options_are_refused():
 
 
 def test_health_and_receipt_are_converted():
-    """The layer health, receipt and warnings of a step are converted, and an absent gradient norm stays unset."""
+    """The layer health, receipt and warnings of a step are converted; an absent gradient norm stays unset."""
     layer = LayerHealth(
         path='q', grad_norm=1.0, weight_norm=2.0, relative_update=0.5, non_finite_location='lora_A[0, 1]'
     )
@@ -244,7 +244,7 @@ def test_health_and_receipt_are_converted():
 
 
 def test_data_cursor_needs_the_optimizer():
-    """A data cursor is converted, including zero; a negative one, or one without the optimizer, is refused."""
+    """A data cursor, zero included, is converted; a negative cursor, or a cursor without the optimizer, is refused."""
     for consumed in (0, 2**62):
         saved = converted(save=wire.Save(name='a', is_optimizer_included=True, consumed_train_samples=consumed))
         assert saved.consumed_train_samples == consumed

@@ -21,7 +21,7 @@ DAMAGES = {
     'lost seal': "DELETE FROM row_seals WHERE name = 'operations' AND key = '1,1'",
     'seal of a row that does not exist': "UPDATE row_seals SET key = '1,9' WHERE name = 'operations' AND key = '1,1'",
 }
-"""Statements that change the rows of the first adapter without their seals, or the seals alone."""
+"""SQL statements that damage the first adapter: its rows without their seals, or only the seals."""
 
 
 async def _two_adapters(folder: Path) -> None:
@@ -50,7 +50,7 @@ def _damage(folder: Path, statement: str) -> None:
 
 @pytest.mark.parametrize('damage', DAMAGES)
 async def test_owner_deletes_a_damaged_adapter(tmp_path: Path, damage: str) -> None:
-    """The owner deletes an adapter with damaged rows; others cannot, and the other adapter is unchanged."""
+    """The owner deletes an adapter with damaged rows; other tenants cannot, and the other adapter is unchanged."""
     await _two_adapters(tmp_path)
     _damage(tmp_path, DAMAGES[damage])
     journal = await open_journal(tmp_path)

@@ -1,4 +1,4 @@
-"""Deleted adapters: their operations, running or waiting, and their versions."""
+"""Tests of deleted adapters: their operations, running or waiting, and their versions."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from services.model.domain.operation import PublishVersion, Step
 
 
 async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
-    """Operations that wait behind a running one raise AdapterNotFound after the adapter is deleted."""
+    """Operations that wait for a running operation raise AdapterNotFound after the adapter is deleted."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.gate.clear()
@@ -28,7 +28,7 @@ async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
 
 
 async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
-    """Deleting an adapter fails its operations that wait for the engine, and they never run."""
+    """Deleting an adapter fails its operations that wait for the engine, and these operations never run."""
     harness = Harness()
     busy, adapter = await harness.adapter(), await harness.adapter(request_id='r2')
     harness.trainer.gate.clear()
@@ -37,7 +37,7 @@ async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
     waiting = asyncio.ensure_future(harness.execute(adapter, 1, Step()))
     next_operation = asyncio.ensure_future(harness.execute(adapter, 2, Step()))
     await let_others_run()
-    # The gate stays closed, so a wait for the engine would hang here.
+    # The gate stays closed, so the call would hang here if it waited for the engine.
     await harness.delete(ALICE, adapter.adapter_id)
     for operation in (waiting, next_operation):
         with pytest.raises(AdapterNotFound):
@@ -48,7 +48,7 @@ async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
 
 
 async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_closes() -> None:
-    """The versions of a deleted adapter are deleted before `close` returns, and those of other adapters remain."""
+    """The versions of a deleted adapter are deleted before `close` returns; other adapters' versions remain."""
     harness = Harness()
     deleted, other = await harness.adapter(), await harness.adapter(request_id='r2')
     for adapter in (deleted, other):
@@ -60,7 +60,7 @@ async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_clos
 
 
 async def test_cancelled_deletion_completes_and_deletes_the_versions() -> None:
-    """A caller that leaves during a deletion does not stop it: the adapter and its versions are deleted."""
+    """If the caller of a deletion leaves, the deletion still completes: the adapter and its versions are deleted."""
     harness = Harness()
     adapter = await harness.adapter()
     await harness.execute(adapter, 1, PublishVersion())

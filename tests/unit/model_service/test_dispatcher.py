@@ -47,7 +47,7 @@ async def test_a_quick_verb_runs_before_waiting_batches() -> None:
 
 
 async def test_a_refused_verb_does_not_affect_its_batch() -> None:
-    """A refused verb in a batch does not affect the outcomes of the others."""
+    """A refused verb does not affect the outcomes of the other verbs in its batch."""
     harness = Harness()
     adapters = await harness.adapters(4)
     harness.trainer.gate.clear()
@@ -88,7 +88,7 @@ async def test_a_defect_of_the_engine_fails_only_running_verbs() -> None:
 
 
 class _BrokenScheduler(Scheduler):
-    """Scheduler that fails when the second batch is requested."""
+    """Scheduler that fails when its second batch is requested."""
 
     batch_count = 0
 
@@ -128,7 +128,7 @@ async def test_a_cancelled_verb_never_reaches_the_engine() -> None:
 
 
 async def test_a_disconnected_caller_withdraws_its_waiting_verb() -> None:
-    """A verb whose caller disconnects is withdrawn if it is waiting, and completes if it is already running."""
+    """If a caller disconnects, its verb is withdrawn while it waits, and completes if it already runs."""
     harness = Harness()
     running, waiting = await harness.adapters(2)
     harness.trainer.gate.clear()
@@ -143,7 +143,7 @@ async def test_a_disconnected_caller_withdraws_its_waiting_verb() -> None:
 
 
 async def test_positions_estimate_the_wait() -> None:
-    """The estimated wait follows from measured durations and counts the remaining time of the running batch."""
+    """The estimated wait is based on measured durations, and includes the remaining time of the running batch."""
     harness = Harness()
     adapters = await harness.adapters(4)
 
@@ -176,7 +176,7 @@ async def test_positions_estimate_the_wait() -> None:
 
 
 async def test_a_result_contains_its_waiting_time() -> None:
-    """A result contains the time between being ready and starting."""
+    """A result contains the time from being ready until the start."""
     harness = Harness()
     adapters = await harness.adapters(2)
     harness.trainer.gate.clear()
@@ -236,7 +236,7 @@ async def _run_timed(harness: Harness, adapters: list[Adapter], *, seconds: floa
 
 
 async def test_adapters_with_short_think_times_share_the_next_pass() -> None:
-    """The dispatcher delays a pass for adapters whose next verb usually arrives quickly, and runs all together."""
+    """A pass waits for adapters whose next verb usually arrives quickly, and runs their verbs together."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
@@ -250,7 +250,7 @@ async def test_adapters_with_short_think_times_share_the_next_pass() -> None:
 
 
 async def test_a_withdrawn_verb_ends_the_wait_for_others() -> None:
-    """Withdrawing an awaited verb ends the wait, and a verb that arrives at that moment runs."""
+    """Withdrawing an expected verb ends the wait for it; a verb that arrives at that moment runs."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
@@ -273,7 +273,7 @@ async def test_a_withdrawn_verb_ends_the_wait_for_others() -> None:
 
 
 async def test_quick_verbs_do_not_wait_and_full_batches_wait_less() -> None:
-    """A quick verb never waits for others, and a full batch waits only for verbs that are expected very soon."""
+    """A quick verb waits for no other verb; a full batch waits only for verbs that are expected very soon."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
@@ -283,7 +283,7 @@ async def test_quick_verbs_do_not_wait_and_full_batches_wait_less() -> None:
 
 
 async def test_a_step_runs_before_the_next_full_batch() -> None:
-    """A full batch waits for an adapter whose step usually follows its verb at once."""
+    """A full batch waits for an adapter whose step usually follows its verb immediately."""
     harness = Harness()
     stepping, *others = await harness.adapters(3)
     for _ in range(2):
@@ -302,7 +302,7 @@ async def test_a_step_runs_before_the_next_full_batch() -> None:
 
 
 async def test_the_wait_for_absent_adapters_is_short() -> None:
-    """The wait is a small share of the batch's duration, and is skipped for adapters with a longer think time."""
+    """The wait is a small share of the batch's duration. Adapters with a longer think time are not waited for."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):
@@ -318,7 +318,7 @@ async def test_the_wait_for_absent_adapters_is_short() -> None:
 
 
 async def test_durations_of_passes_limit_the_next_one() -> None:
-    """Durations of earlier passes limit the size of later passes of two tenants; verbs that do not fit run later."""
+    """Durations of earlier passes limit the size of two tenants' later passes; verbs that do not fit run later."""
     harness = Harness(Scheduler(batch_tokens=1024), batch_seconds=2.0)
     adapters = [*await harness.adapters(20), *await harness.adapters(20, tenant='bob')]
     await _run_timed(harness, adapters, seconds=5.0, pause_seconds=0.0)

@@ -15,7 +15,7 @@ STEP = step_result(step_operation(1))
 
 
 def test_equal_outcomes_have_no_difference():
-    """NaN equals itself, and warnings, the replay mark, time metrics and the index in an error are ignored."""
+    """NaN equals itself; warnings, the replay mark, time metrics and the index in an error are ignored."""
     nan = replace(FORWARD, outcome=replace(FORWARD.outcome, loss=float('nan')), warnings=('slow',))
     assert first_difference(nan, replace(nan, warnings=(), is_replayed=True)) is None
     one, other = (

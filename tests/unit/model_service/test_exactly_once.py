@@ -81,7 +81,7 @@ SCRIPT = [
 
 
 class _NoAttempts(MemoryJournal):
-    """A journal that reports each attempt as the first one, because no operation causes these crashes."""
+    """A journal that reports each attempt as the first attempt, because no operation causes these crashes."""
 
     async def begin_attempt(self, operation: Operation) -> int:
         await super().begin_attempt(operation)
@@ -105,7 +105,7 @@ class _FullDisk(_NoAttempts):
 
     async def _call(self, method: Callable[..., Awaitable[Any]], *values: Any, **options: Any) -> Any:
         if self._is_in_call:
-            # `settle` also adds a snapshot; on a disk, both are one transaction.
+            # `settle` also adds a snapshot; the journal on disk does both in one transaction.
             return await method(*values, **options)
         self._call_count += 1
         if self._call_count in self._refused:
@@ -144,7 +144,7 @@ class _Run:
             self.outcomes.append(outcome)
             if isinstance(outcome, OperationResult) or not is_refusal(outcome):
                 numbers[adapter_id] += 1
-            # A client may query the number at any time, so it must be correct after every operation.
+            # A client may query the sequence number at any time, so the number must be correct after every operation.
             known = self._service.verbs.directory.find(adapter_id)
             assert known.sequence_number == numbers[adapter_id] - 1, f'operation {place + 1}, {name}'
         states = [await self._retry(lambda service, name=name: _state(service, name)) for name in ids]
@@ -188,7 +188,7 @@ def _assert_same(one: tuple[list[Any], Any], other: tuple[list[Any], Any], where
 
 
 def _of_one_adapter(outcome: Any) -> Any:
-    """Return the result without an outcome that has a checkpoint path, because the path contains a random id."""
+    """Return the result without outcomes that have a checkpoint path, because the path contains a random id."""
     path = getattr(getattr(outcome, 'outcome', None), 'checkpoint_path', '')
     return replace(outcome, outcome=None) if path else outcome
 
@@ -203,7 +203,7 @@ async def _uninterrupted(script: Sequence[str], bounds: dict[str, Any]) -> tuple
     [(1, 7), (3, 3), (256, 5), *(pytest.param(count, 1, marks=pytest.mark.slow) for count in (1, 3, 256))],
 )
 async def test_a_crash_at_any_moment_changes_nothing(snapshot_operations, stride):
-    """A crash between any two journal calls does not change the outcomes or the final state."""
+    """A crash between any two calls of the journal does not change the outcomes or the final state."""
     bounds = {'snapshot_operations': snapshot_operations}
     expected, moments = await _uninterrupted(SCRIPT, bounds)
     assert moments > 2 * len(SCRIPT)
@@ -234,7 +234,7 @@ async def test_the_journal_on_disk_survives_the_same_crashes(tmp_path: Path):
     adapters=st.integers(1, 3),
 )
 def test_random_operations_survive_crashes_and_full_disks(script, crashes, refused, snapshot_operations, adapters):
-    """Crashes and failed writes do not change the results of random operations, even of refused and failing ones."""
+    """Crashes and failed writes do not change the results of random operations, including refused and failing ones."""
 
     async def compare() -> None:
         uninterrupted = await _Run(MemoryJournal(), script, (), {}, adapters=adapters).run_to_the_end()

@@ -1,4 +1,4 @@
-"""The size of expert factors is limited, because a rank counts once for each expert."""
+"""The size of the factors of experts is limited, because each expert has factors of this rank."""
 
 import pytest
 

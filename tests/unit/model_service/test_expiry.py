@@ -1,4 +1,4 @@
-"""Adapters that were not used for a long time are saved and removed; nothing is lost by a failure or a crash."""
+"""Adapters that have been unused for long are saved and removed. A failure or a crash loses no training."""
 
 import asyncio
 from contextlib import suppress
@@ -30,7 +30,7 @@ PREFIX = 'adapter-expired'
 
 
 class OwnedStore(StrictStore):
-    """A store that records the tenants of its saves, and whose saves can be blocked or made to fail."""
+    """A store that records the tenant of each save; a test can block its saves or make them fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,12 +92,12 @@ async def _trained(service, request_id='r1', *, number=1, **fields):
 
 
 async def _end_session(service, adapter_id):
-    """Park the adapter without saving it, as the gateway does at the end of a successful session."""
+    """Park the adapter without saving it, as the gateway does when a session ends with success."""
     await service.verbs.park_adapter(ALICE, adapter_id)
 
 
 async def test_unsaved_training_is_saved_before_an_unused_adapter_is_removed(journal, store, clock):
-    """An adapter is removed once it was unused for longer than the limit; its checkpoint belongs to its tenant."""
+    """An adapter is removed once it has been unused for longer than the limit; its tenant owns the checkpoint."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     weights = service.trainer.adapters[adapter_id].weights.tobytes()
@@ -190,7 +190,7 @@ async def test_full_parameter_run_is_never_removed(journal, store, clock):
 
 @pytest.mark.parametrize(('settings', 'limit'), [({}, LIMIT), ({'parked_adapter_days': 0}, None)])
 def test_setting_is_a_number_of_days(settings, limit):
-    """The default is 90 days, zero sets no limit, and invalid numbers are refused with the name of the setting."""
+    """The default is 90 days, zero means no limit, and the error for an invalid number names the setting."""
     required = {'base_model': 'tiny', 'checkpoint_address': 'localhost:1'}
     assert make_limits(ModelConfig(**required, **settings)).unused_for == limit
     for wrong in (-1, 0.5, 36_501):
@@ -210,7 +210,7 @@ async def test_no_limit_keeps_all_adapters(journal, store, clock):
 
 @pytest.mark.parametrize('is_deleted', [False, True])
 async def test_a_deleted_checkpoint_is_saved_again(journal, store, clock, is_deleted):
-    """The checkpoint of the owner is used while it exists; if it was deleted, the adapter is saved again."""
+    """The owner's checkpoint is used while it exists; if it was deleted, the adapter is saved again."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await service.execute(journals.operation(3, adapter_id, save=wire.Save(name='mine', is_optimizer_included=True)))
@@ -227,7 +227,7 @@ async def test_a_deleted_checkpoint_is_saved_again(journal, store, clock, is_del
 
 
 async def test_failed_save_keeps_the_adapter_and_is_logged_once(journal, store, clock):
-    """An adapter whose save fails is kept with a single warning, others are removed, and a later sweep removes it."""
+    """If a save fails, its adapter is kept with one warning and others are removed; a later sweep removes it."""
     service = await _start(journal, store, clock)
     adapter_ids = [await _trained(service, f'r{index}') for index in range(2)]
     for adapter_id in adapter_ids:
@@ -246,7 +246,7 @@ async def test_failed_save_keeps_the_adapter_and_is_logged_once(journal, store, 
 
 
 async def test_adapter_that_is_used_during_the_sweep_is_kept(journal, store, clock):
-    """An operation that arrives while an adapter is saved keeps the adapter."""
+    """An adapter is kept if an operation arrives while the adapter is being saved."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)
@@ -262,7 +262,7 @@ async def test_adapter_that_is_used_during_the_sweep_is_kept(journal, store, clo
 
 
 async def test_waiting_operation_keeps_the_adapter(journal, store, clock):
-    """An adapter with an operation that waits for an earlier one is not removed."""
+    """An adapter is not removed while one of its operations waits for an earlier operation."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)
@@ -275,7 +275,7 @@ async def test_waiting_operation_keeps_the_adapter(journal, store, clock):
 
 
 async def test_other_adapters_do_not_wait_for_a_save(journal, store, clock):
-    """An operation of another adapter runs while a sweep waits for the checkpoint service."""
+    """Another adapter's operation runs while a sweep waits for the checkpoint service."""
     service = await _start(journal, store, clock)
     other_id, *adapter_ids = [await _trained(service, f'r{index}') for index in range(3)]
     for adapter_id in adapter_ids:
@@ -294,7 +294,7 @@ async def test_other_adapters_do_not_wait_for_a_save(journal, store, clock):
 
 
 async def test_sweeps_are_repeated_until_cancelled(journal, store, clock):
-    """Unused adapters are removed after each pause of one interval, until the sweeps are cancelled."""
+    """Unused adapters are removed after each interval, until the sweeps are cancelled."""
     service = await _start(journal, store, clock)
     adapter_ids = [await _trained(service, f'r{index}') for index in range(2)]
     pauses, counts = [], []
@@ -328,7 +328,7 @@ async def test_job_that_fails_is_logged():
 
 
 async def test_record_of_removed_adapters_is_bounded(journal, store, clock):
-    """The directory keeps only the newest records of removed adapters."""
+    """The directory keeps records of only the newest removed adapters."""
     service = await _start(journal, store, clock)
     for number in range(MAX_EXPIRED + 1):
         service.verbs.directory.expire(ExpiredAdapter(adapter_id=f'x{number}', tenant_id='alice', checkpoint_path=''))
@@ -369,7 +369,7 @@ async def test_a_crash_during_a_sweep_loses_nothing(is_settled):
 
 
 async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
-    """An adapter whose save ends the process is kept after `MAX_ATTEMPTS` attempts, and others are removed."""
+    """An adapter whose save ends the process is kept after `MAX_ATTEMPTS` attempts; other adapters are removed."""
     service = await _start(journal, store, clock)
     poisoned, other = await _trained(service), await _trained(service, 'other')
     await _end_session(service, poisoned)
@@ -386,7 +386,7 @@ async def test_adapter_that_crashes_the_service_is_kept(journal, store, clock):
 
 
 async def test_adapter_that_changed_since_it_was_read_is_not_removed(journal, store, clock):
-    """A removal that was decided on an outdated adapter is skipped, and the next sweep removes the adapter."""
+    """If an adapter changed after it was selected for removal, it is kept; the next sweep removes it."""
     service = await _start(journal, store, clock)
     adapter_id = await _trained(service)
     await _end_session(service, adapter_id)

@@ -1,4 +1,4 @@
-"""Batches of loaders: each is fetched once, when its operation's turn comes, and not for a recorded operation."""
+"""Batches of loaders: each is fetched once, when its operation is next, and not again for a recorded operation."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -44,7 +44,7 @@ def example(token: int, length: int = 4) -> InputFeature:
 
 
 def by_handle(adapter_id: str, number: int, *, loader_id: str = 'ld', consumed: int = 0) -> Operation:
-    """Return forward_backward over the loader's batch that starts after `consumed` examples."""
+    """Return forward_backward for the loader's batch that starts after `consumed` examples."""
     batch = operation_pb2.Batch(loader={'loader_id': loader_id, 'cursor': {'consumed_rows': consumed}})
     message = operation_pb2.Operation(
         adapter_id=adapter_id, sequence_number=number, forward_backward=operation_pb2.ForwardBackward(batch=batch)
@@ -81,8 +81,8 @@ async def test_batch_is_fetched_and_the_next_cursor_returned():
     assert [list(feature['input_ids']) for feature in journaled.verb.features] == [[5] * 4, [6] * 4]
 
 
-async def test_repeat_is_answered_without_fetching():
-    """A repeat is answered from the record without the data service; a repeat with a different cursor is refused."""
+async def test_repeat_does_not_fetch():
+    """A repeat gets the recorded result without a call to the data service; a repeat with another cursor is refused."""
     harness = Harness()
     adapter_id = await harness.create()
     first = await harness.execute(by_handle(adapter_id, 1))
@@ -94,8 +94,8 @@ async def test_repeat_is_answered_without_fetching():
 
 
 @pytest.mark.parametrize('failure', [ServiceUnreachable('data'), InvalidField('batch.loader.cursor', 'no')])
-async def test_refusal_leaves_the_number_free(failure):
-    """A failed fetch leaves the sequence number free, and the same operation succeeds later."""
+async def test_refusal_does_not_use_the_number(failure):
+    """A failed fetch does not use the sequence number, and the same operation succeeds later."""
     harness = Harness()
     adapter_id = await harness.create()
     harness.batches.failures.append(failure)
@@ -107,7 +107,7 @@ async def test_refusal_leaves_the_number_free(failure):
 
 
 async def test_end_of_the_loader_uses_the_number():
-    """A fetch at the end of the loader is recorded as an error, and the next operation follows without a gap."""
+    """The end of the loader is recorded as the operation's error, and the next operation follows without a gap."""
     harness = Harness()
     adapter_id = await harness.create()
     for _ in range(2):
@@ -129,7 +129,7 @@ async def test_key_without_the_scope_reads_no_data():
 
 
 async def test_without_a_data_service_handles_are_refused():
-    """Loading a batch is refused if no data service is configured."""
+    """An operation with a loader is refused if no data service is configured."""
     with pytest.raises(NotBuiltYet), acting_for(ALICE):
         await NoDataService().load(by_handle('ad', 1).batch_reference)
 
@@ -140,7 +140,7 @@ def fill_of(batches: FakeBatches, *, tenant_bytes: int) -> FetchBatch:
 
 
 class CountingBatches(FakeBatches):
-    """Fake loaders that count concurrent fetches, which wait until the gate is open."""
+    """Fake loaders that count concurrent fetches; the fetches wait until the gate is open."""
 
     def __init__(self, gate: asyncio.Event) -> None:
         super().__init__({'ld': FakeLoader('alice', [example(token) for token in range(3, 8)], 1)})
@@ -156,7 +156,7 @@ class CountingBatches(FakeBatches):
 
 
 async def test_one_batch_per_tenant_waits_for_memory():
-    """Each tenant fetches one batch at a time, and the next one waits until earlier batches are released."""
+    """Each tenant fetches one batch at a time, and the next fetch waits until earlier batches are released."""
     gate = asyncio.Event()
     batches = CountingBatches(gate)
     with acting_for(ALICE):
@@ -183,7 +183,7 @@ async def test_one_batch_per_tenant_waits_for_memory():
 
 
 class SlowHarness(Harness):
-    """A harness whose data service blocks until the gate is open."""
+    """A harness whose data service does not respond until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class SlowHarness(Harness):
 
 
 async def test_a_fetch_can_be_cancelled():
-    """Cancelling a fetch frees the number, and the tenant's next batch is fetched."""
+    """A cancelled fetch does not use the number, and the tenant's next batch is fetched."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1))
@@ -224,7 +224,7 @@ async def test_deletion_does_not_wait_for_a_batch():
 
 
 async def test_shutdown_does_not_wait_for_a_batch():
-    """A shutdown ends fetches with a retryable error, and refuses new ones."""
+    """A shutdown ends running fetches with a retryable error, and new fetches are refused."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1))
@@ -236,7 +236,7 @@ async def test_shutdown_does_not_wait_for_a_batch():
 
 
 async def test_operation_completes_after_its_caller_disconnects():
-    """An operation completes after its caller disconnects during the fetch, and a repeat gets the result."""
+    """An operation completes although its caller disconnects during the fetch, and a repeat gets the result."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1))
@@ -264,7 +264,7 @@ async def test_tenants_do_not_wait_for_each_others_batches():
 
 
 async def test_number_is_used_on_the_current_adapter_state():
-    """A failed fetch that uses its number keeps a change that was made to the adapter during the fetch."""
+    """If a failed fetch uses its number, a change of the adapter during the fetch is kept."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1, consumed=5))
@@ -309,7 +309,7 @@ async def test_pipelined_handles_of_two_adapters_are_answered_in_order():
 
 
 async def test_pipelined_operations_after_an_unknown_loader_are_not_applied():
-    """Pipelined operations after one with an unknown loader are not applied."""
+    """Pipelined operations after an operation with an unknown loader are not applied."""
     harness = Harness()
     adapter_id = await harness.create()
     sent = [by_handle(adapter_id, 1), by_handle(adapter_id, 2, loader_id='gone'), by_handle(adapter_id, 3, consumed=2)]

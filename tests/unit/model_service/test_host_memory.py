@@ -1,4 +1,4 @@
-"""Exhausted memory while a state is copied: one process refuses; processes of a sharded model end together."""
+"""Exhausted memory while a state is copied: a single process refuses, and the processes of a sharded model end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_exhausted_memory_ends_all_processes_of_a_sharded_model(
     engine.is_full = True
     with pytest.raises(DomainError):
         work(host, state)
-    # The engine fails before it uses the other processes.
+    # The engine fails before it communicates with the other processes.
     engine.model.sharding = cast('BaseSharding', object())
     with pytest.raises(OutOfMemoryInShardedPass):
         work(host, state)

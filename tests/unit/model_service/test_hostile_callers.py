@@ -1,4 +1,4 @@
-"""Callers that disconnect in the middle of a request, and slow checkpoints, block no other caller."""
+"""Callers that disconnect during a request, and slow checkpoints, do not block other callers."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from services.model.application.resident import ResidencyBounds
 
 
 async def test_deletion_completes_after_its_caller_disconnects() -> None:
-    """A deletion completes after its caller disconnects: the journal has no adapter and the lease is free."""
+    """A deletion completes although its caller disconnects: the journal has no adapter, and the lease is free."""
     ports = FakePorts()
     verbs = ports.verbs(residency=ResidencyBounds(is_lease_allowed=True))
     full = await verbs.create_adapter(ALICE, create_request('full', full_parameters=()))
@@ -30,7 +30,7 @@ async def test_deletion_completes_after_its_caller_disconnects() -> None:
 
 
 async def test_shutdown_waits_for_a_running_deletion() -> None:
-    """A shutdown waits for a deletion whose caller disconnected, before the journal closes."""
+    """A shutdown waits for a deletion whose caller has disconnected before it closes the journal."""
     ports = FakePorts()
     verbs = ports.verbs()
     adapter = await verbs.create_adapter(ALICE, create_request())
@@ -51,7 +51,7 @@ async def test_shutdown_waits_for_a_running_deletion() -> None:
 
 @pytest.mark.parametrize('full_parameters', [None, ()], ids=['lora', 'full'])
 async def test_creation_completes_after_its_caller_disconnects(full_parameters) -> None:
-    """A creation completes after its caller disconnects, and repeating the request returns the adapter."""
+    """A creation completes although its caller disconnects, and a repeated request returns the adapter."""
     ports = FakePorts()
     verbs = ports.verbs(residency=ResidencyBounds(is_lease_allowed=True))
     add_adapter, is_free = ports.journal.add_adapter, asyncio.Event()
@@ -75,7 +75,7 @@ async def test_creation_completes_after_its_caller_disconnects(full_parameters) 
 
 
 async def test_slow_checkpoint_delays_only_its_creation() -> None:
-    """A slow checkpoint delays only its own creation, and a repeated request creates no second adapter."""
+    """A slow checkpoint delays only the creation that loads it; a repeated request creates no second adapter."""
     ports = FakePorts()
     verbs = ports.verbs()
     is_free = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Damaged values in the journal's database, and a missing database."""
+"""Tests of damaged values in the journal's database, and of a missing database."""
 
 import sqlite3
 from pathlib import Path
@@ -15,14 +15,14 @@ from services.model.domain.journal import Snapshot
 
 
 def _opened(folder: Path) -> sqlite3.Connection:
-    """Return a connection whose changes leave rows without a valid seal, like damage to the file."""
+    """Return a connection whose changes leave the seals of rows invalid, as damage to the file does."""
     database = sqlite3.connect(folder / 'journal.sqlite')
     database.create_function('row_seal', -1, lambda *values: b'invalid')
     return database
 
 
 def _damage(folder: Path, column: str, table: str) -> None:
-    """Change a byte in the middle of one value, in the row of the first adapter."""
+    """Change a byte in the middle of one value in the first adapter's row."""
     with _opened(folder) as database:
         key, value = database.execute(f'SELECT rowid, {column} FROM {table} ORDER BY rowid LIMIT 1').fetchone()
         middle = len(value) // 2
@@ -32,7 +32,7 @@ def _damage(folder: Path, column: str, table: str) -> None:
 
 
 def _destroy(folder: Path, column: str, table: str) -> None:
-    """Make one value unreadable, in the row of the first adapter."""
+    """Make one value in the first adapter's row unreadable."""
     with _opened(folder) as database:
         database.execute(
             f'UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})', (b'\xff' * 40,)
@@ -51,7 +51,7 @@ async def _two_adapters(folder: Path) -> None:
 
 
 async def test_a_changed_payload_is_never_replayed(tmp_path: Path):
-    """A changed payload in the database is detected, because replaying it would silently change the adapter."""
+    """A changed payload in the database is detected. Replaying it would silently change the adapter."""
     await _two_adapters(tmp_path)
     _damage(tmp_path, 'payload', 'operations')
     journal = await open_journal(tmp_path)
@@ -91,7 +91,7 @@ async def test_unreadable_record_does_not_hide_other_adapters(tmp_path: Path):
 
 @pytest.mark.parametrize('damage', ['lose', 'empty'])
 async def test_missing_database_with_snapshot_files_is_refused(tmp_path: Path, damage: str):
-    """A missing or empty database is refused while snapshot files exist, so that they are not deleted."""
+    """A missing or empty database is refused while snapshot files exist, because the service would delete them."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.add_snapshot(Snapshot(sequence_number=0, adapter=adapter, state=state_of(1)))
@@ -115,7 +115,7 @@ async def test_a_folder_in_place_of_the_database_is_refused(tmp_path: Path):
 
 
 def test_damaged_adapter_is_reported_to_its_tenant_only():
-    """An adapter with a damaged record is ADAPTER_DAMAGED for its tenant, and not found for other tenants."""
+    """The tenant of an adapter with a damaged record gets ADAPTER_DAMAGED; other tenants do not find the adapter."""
     directory = AdapterDirectory()
     directory.put_damaged('ad-1', 'alice')
     with pytest.raises(AdapterDamaged):

@@ -1,4 +1,4 @@
-"""The journal on disk with failing, full and corrupting disks, and after crashes."""
+"""Tests of the journal on disk: failing, full and damaged disks, and crashes."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from services.model.domain.errors import AdapterDamaged, JournalUnavailable
 from services.model.domain.journal import Snapshot
 
 LARGE = 20_000
-"""Number of tokens in a batch whose payload is stored as a file."""
+"""Number of tokens of a batch whose payload is stored in a file."""
 
 
 class Disk:
@@ -35,7 +35,7 @@ class Disk:
 
 
 async def test_operation_with_an_unsynced_payload_is_refused(tmp_path: Path):
-    """If a payload cannot be synced, the operation is refused and leaves no file; a later one succeeds."""
+    """If a payload cannot be synced, its operation is refused and leaves no file; a later operation succeeds."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
     await add(journal, make_adapter())
@@ -53,7 +53,7 @@ async def test_operation_with_an_unsynced_payload_is_refused(tmp_path: Path):
 
 
 async def test_unsynced_snapshot_is_not_used(tmp_path: Path):
-    """If a snapshot cannot be synced, the earlier one remains and no partial file is left."""
+    """If a snapshot cannot be synced, the earlier snapshot remains and there is no partial file."""
     disk = Disk()
     journal = await open_journal(tmp_path, sync=disk.sync)
     adapter = await add(journal, make_adapter())
@@ -66,7 +66,7 @@ async def test_unsynced_snapshot_is_not_used(tmp_path: Path):
 
 
 async def test_full_disk_refuses_an_operation_and_keeps_outcomes(tmp_path: Path):
-    """The journal refuses an operation while the disk is full, and writes recorded outcomes once there is space."""
+    """Operations are refused while the disk is full; recorded outcomes are written once there is space."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -80,7 +80,7 @@ async def test_full_disk_refuses_an_operation_and_keeps_outcomes(tmp_path: Path)
 
 
 async def test_equal_payloads_share_a_file(tmp_path: Path):
-    """Operations with equal payloads share a file, which is deleted with the last of them."""
+    """Operations with equal payloads share a file, which is deleted together with the last of these operations."""
     journal = await open_journal(tmp_path)
     for name in ('ad-1', 'ad-2'):
         await add(journal, make_adapter(name))
@@ -97,7 +97,7 @@ async def test_equal_payloads_share_a_file(tmp_path: Path):
 
 
 async def test_unneeded_snapshots_and_payloads_are_deleted(tmp_path: Path):
-    """Old snapshots and payloads are deleted: two snapshots and the payloads after the older one remain."""
+    """Two snapshots remain, and the payloads after the older one; earlier snapshots and payloads are deleted."""
     journal = await open_journal(tmp_path, undo_steps=0)
     adapter = await add(journal, make_adapter())
     for number in range(1, 7):
@@ -122,7 +122,7 @@ async def test_partial_files_are_deleted_at_the_next_start(tmp_path: Path, folde
 
 
 async def test_damaged_snapshot_is_replaced_by_the_previous_one(tmp_path: Path):
-    """A damaged snapshot is detected, and the restore starts from the previous one."""
+    """A damaged snapshot is detected, and the adapter is restored from the previous snapshot."""
     journal = await open_journal(tmp_path)
     await _with_snapshots(journal, 2, 4)
     _flip_newest(tmp_path / 'snapshots')
@@ -133,7 +133,7 @@ async def test_damaged_snapshot_is_replaced_by_the_previous_one(tmp_path: Path):
 
 
 async def test_adapter_without_an_intact_snapshot_does_not_affect_others(tmp_path: Path):
-    """An adapter without any intact snapshot is reported as damaged; other adapters are restored."""
+    """An adapter without an intact snapshot is reported as damaged; other adapters are restored."""
     journal = await open_journal(tmp_path, undo_steps=0)
     await _with_snapshots(journal, 1, 2, 3)
     for path in _files(tmp_path / 'snapshots'):
@@ -157,7 +157,7 @@ async def test_damaged_payload_is_detected(tmp_path: Path, damage: str):
     {'flip': _flip, 'tear': lambda file: os.truncate(file, 100), 'lose': Path.unlink}[damage](path)
     with pytest.raises(AdapterDamaged):
         await journal.entries('ad-1', after=0)
-    # Storing the same payload again repairs the file.
+    # The same payload, stored again, repairs the file.
     await journal.accept(operation)
     assert len(await journal.entries('ad-1', after=0)) == 1
     await journal.close()
@@ -192,7 +192,7 @@ async def test_a_journal_of_another_engine_or_version_is_refused(tmp_path: Path)
     ('version', 'downgrade'), [(1, 'DROP TABLE used_ids;'), (2, '')], ids=['without-used-ids', 'without-attempts']
 )
 async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: int, downgrade: str):
-    """A journal of an older version is upgraded with its adapters, used ids and operations without an outcome."""
+    """An upgrade from an older version keeps adapters, used ids and operations without an outcome."""
     journal = await open_journal(tmp_path)
     adapter = await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -218,7 +218,7 @@ async def test_journal_of_an_older_version_is_upgraded(tmp_path: Path, version: 
 
 
 async def test_sealed_journal_of_an_older_version_is_upgraded(tmp_path: Path):
-    """A journal with seals is upgraded without accepting its damaged rows, and later removals are sealed."""
+    """An upgrade of a journal with seals does not accept its damaged rows; later removals are sealed."""
     journal = await open_journal(tmp_path)
     for adapter_id in ('ad-1', 'ad-2'):
         await add(journal, make_adapter(adapter_id))
@@ -268,7 +268,7 @@ async def test_file_that_is_not_a_database_is_refused(tmp_path: Path):
 
 
 async def test_concurrent_operations_are_durable(tmp_path: Path):
-    """Operations that are accepted concurrently are all in the journal after it is reopened."""
+    """A reopened journal contains all operations that were accepted concurrently."""
     journal = await open_journal(tmp_path)
     names = [f'ad-{index}' for index in range(40)]
     for name in names:

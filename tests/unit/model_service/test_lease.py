@@ -1,4 +1,4 @@
-"""Leases: a full-parameter adapter uses its replica exclusively, and no operation waits for the end of a lease."""
+"""Leases: a full-parameter adapter uses its replica exclusively, and operations do not wait for the end of a lease."""
 
 import asyncio
 from dataclasses import replace
@@ -53,7 +53,7 @@ async def test_leases_are_disabled_by_default(ports: FakePorts) -> None:
 
 
 async def test_lease_is_refused_while_other_adapters_are_in_memory(ports: FakePorts) -> None:
-    """A lease is refused while another adapter is in memory, and during it the other adapter is refused at once."""
+    """A lease is refused while another adapter is in memory; during a lease, that adapter is refused immediately."""
     verbs = leasing(ports)
     lora = await verbs.create_adapter(ALICE, LORA)
     await execute(verbs, lora, 1, ZeroGrad())
@@ -95,7 +95,7 @@ async def test_lease_is_refused_while_an_evicted_adapter_is_likely_to_be_used(po
 
 
 async def test_full_parameter_runs_take_turns_when_idle(ports: FakePorts) -> None:
-    """A run whose lease ended when idle does not prevent another run's lease, and later leases the replica again."""
+    """A run whose lease ended because it was idle allows another run's lease, and can lease the replica again later."""
     verbs = leasing(ports)
     first = await verbs.create_adapter(BOB, FULL)
     for number in (1, 2):
@@ -137,7 +137,7 @@ async def test_failed_creation_leaves_no_lease(ports: FakePorts) -> None:
 
 
 async def test_lease_holds_after_a_restart(ports: FakePorts) -> None:
-    """The lease still excludes other adapters after a restart, and its holder continues."""
+    """A lease still excludes other adapters after a restart, and its holder continues."""
     verbs = leasing(ports)
     await park(verbs, await verbs.create_adapter(ALICE, replace(LORA, request_id='before')))
     full = await verbs.create_adapter(BOB, FULL)
@@ -153,7 +153,7 @@ async def test_lease_holds_after_a_restart(ports: FakePorts) -> None:
 
 
 async def test_ended_lease_is_not_renewed_by_a_restart(ports: FakePorts) -> None:
-    """A restart renews neither a lease that has ended nor one that the operator no longer allows."""
+    """A restart does not renew a lease that has ended, or one that the operator no longer allows."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     await park(verbs, full)
@@ -174,7 +174,7 @@ async def test_ended_lease_is_not_renewed_by_a_restart(ports: FakePorts) -> None
 
 
 async def test_lease_of_a_busy_run_ends_with_its_session(ports: FakePorts) -> None:
-    """When a session ends, its running operation completes, waiting ones are cancelled, and the run can resume."""
+    """When a session ends, its running operation completes, its waiting ones are cancelled, and its run can resume."""
     verbs, reference = leasing(ports), FakePorts()
     full = await verbs.create_adapter(BOB, FULL)
     ports.trainer.gate.clear()
@@ -204,7 +204,7 @@ async def test_lease_of_a_busy_run_ends_with_its_session(ports: FakePorts) -> No
 
 
 async def test_operator_ends_a_lease(ports: FakePorts) -> None:
-    """An operator of any tenant can end a lease, and the run cannot lease the replica again for `IDLE_SECONDS`."""
+    """Any operator can end a lease; the run cannot lease the replica again for `IDLE_SECONDS`."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     with pytest.raises(ScopeMissing):
@@ -223,7 +223,7 @@ async def test_operator_ends_a_lease(ports: FakePorts) -> None:
 
 
 async def test_idle_lease_ends(ports: FakePorts) -> None:
-    """The lease of a run without operations ends after `IDLE_SECONDS`, even if the service was restarted."""
+    """The lease of an idle run ends after `IDLE_SECONDS`, even if the service was restarted."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     await verbs.close()
@@ -249,7 +249,7 @@ async def test_resumed_run_needs_the_scope(ports: FakePorts) -> None:
 
 
 async def test_checkpoints_of_the_other_kind_are_refused(ports: FakePorts) -> None:
-    """A full-parameter run loads only checkpoints of such runs, and an adapter only those of adapters."""
+    """A full-parameter run loads only checkpoints of full-parameter runs, and an adapter only those of adapters."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     saved = (await execute(verbs, full, 1, Save(name='x'))).outcome

@@ -1,4 +1,4 @@
-"""The dispatcher runs a verb of several passes pass by pass, and other verbs between them."""
+"""The dispatcher runs a long verb pass by pass, and runs other verbs between the passes."""
 
 import asyncio
 from datetime import timedelta
@@ -15,7 +15,7 @@ from services.model.domain.scheduler import Scheduler
 
 
 class LongVerb:
-    """A verb of 200 tokens that is stopped in its first pass of 64 tokens, and two other adapters."""
+    """A verb of 200 tokens that waits in its first pass of 64 tokens, and two other adapters."""
 
     def __init__(self, harness: Harness, adapters: list[Adapter]) -> None:
         self.harness = harness
@@ -33,7 +33,7 @@ class LongVerb:
         return long_verb
 
     async def end_pass(self) -> None:
-        """Let the first pass end, and stop the next verb before it runs."""
+        """Let the first pass end, and hold the next verb before it runs."""
         self.harness.trainer.gate.set()
         await asyncio.sleep(0)
         self.harness.trainer.gate.clear()
@@ -47,7 +47,7 @@ class LongVerb:
 
 
 async def test_other_verbs_run_between_the_passes_of_a_long_verb() -> None:
-    """Verbs of the same tenant and of another one run between the passes of a long verb, and its result is whole."""
+    """The same tenant's and another tenant's verbs run between the passes of a long verb; its result is complete."""
     long_verb = await LongVerb.begin(Harness())
     harness, (same_tenant, other_tenant) = long_verb.harness, long_verb.others
     runs = [harness.start(same_tenant, training(60)), harness.start(other_tenant, Step())]
@@ -62,7 +62,7 @@ async def test_other_verbs_run_between_the_passes_of_a_long_verb() -> None:
 
 @pytest.mark.parametrize('moment', ['during a pass', 'between passes'])
 async def test_a_long_verb_is_cancelled_between_its_passes(moment: str) -> None:
-    """A verb that is cancelled during a pass, or between two, changes nothing, and its adapter's next verb runs."""
+    """A verb that is cancelled during a pass or between passes changes nothing, and its adapter's next verb runs."""
     long_verb = await LongVerb.begin(Harness())
     harness = long_verb.harness
     before = await harness.trainer.snapshot(long_verb.adapter.adapter_id)
@@ -81,7 +81,7 @@ async def test_a_long_verb_is_cancelled_between_its_passes(moment: str) -> None:
 
 
 async def test_a_verb_that_cannot_be_abandoned_fails_alone() -> None:
-    """If the engine cannot abandon a cancelled verb, other verbs of the pass complete, and later ones run."""
+    """If the engine cannot abandon a cancelled verb, the pass's other verbs complete and later verbs run."""
     harness = Harness(Scheduler(batch_tokens=128))
     harness.trainer.pass_tokens = 30
     long, short = await harness.adapters(2)
@@ -98,7 +98,7 @@ async def test_a_verb_that_cannot_be_abandoned_fails_alone() -> None:
 
 
 async def test_close_does_not_wait_for_all_passes_of_a_long_verb() -> None:
-    """Closing waits for the running pass, and refuses the verb, which changes nothing."""
+    """Closing waits for the running pass only, and refuses the verb, which changes nothing."""
     long_verb = await LongVerb.begin(Harness())
     closing = asyncio.ensure_future(long_verb.harness.dispatcher.close())
     await let_others_run()
@@ -111,7 +111,7 @@ async def test_close_does_not_wait_for_all_passes_of_a_long_verb() -> None:
 
 
 async def test_a_long_verb_has_a_position_until_it_begins() -> None:
-    """A verb between two of its passes has no position; others wait for one pass of it, not for all."""
+    """A verb between two of its passes has no position; other verbs wait for one of its passes, not for all."""
     harness = Harness()
     long_verb = await LongVerb.begin(harness)
     waiting = harness.start(long_verb.others[1], training(60))

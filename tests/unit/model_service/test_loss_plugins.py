@@ -1,4 +1,4 @@
-"""Losses of other packages are available only if the operator names them."""
+"""Losses of other packages are available only if the operator allows the packages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of merged models: failed writes, and the limit on their number per tenant."""
+"""Tests of merged models: failed writes, and the limit on the number per tenant."""
 
 import shutil
 
@@ -19,7 +19,7 @@ OTHER = make_adapter('ad-3', tenant_id='bob')
 
 
 async def test_disk_error_of_an_export_is_retryable(tiny_llama_dir, tmp_path):
-    """A failing disk raises ExportUnavailable, so the same export can be retried."""
+    """A disk error raises ExportUnavailable, so that the same export can be retried."""
     (tmp_path / 'exports').write_bytes(b'a file where a folder should be')
     folders = MergedFolders(tmp_path / 'exports', base_model=str(tiny_llama_dir), tenant_limit=1)
     try:
@@ -32,11 +32,11 @@ async def test_disk_error_of_an_export_is_retryable(tiny_llama_dir, tmp_path):
 
 
 async def test_export_that_does_not_fit_on_the_disk_is_refused(tiny_llama_dir, tmp_path):
-    """A merged model above the free space is refused before anything is written."""
+    """A merged model larger than the free space is refused before any write."""
     base = tmp_path / 'base'
     shutil.copytree(tiny_llama_dir, base)
     with (base / 'large.safetensors').open('wb') as file:
-        # A sparse file, which takes no space.
+        # The file is sparse, so it takes no space.
         file.truncate(HUGE_BYTES)
     folders = MergedFolders(tmp_path / 'exports', base_model=str(base), tenant_limit=1)
     with pytest.raises(DiskFull) as refused:
@@ -66,12 +66,12 @@ async def test_number_of_merged_models_of_a_tenant_is_limited(tiny_llama_dir, tm
 
 
 async def test_a_full_quota_permits_replacing_and_exporting_after_a_deletion(tiny_llama_dir, tmp_path):
-    """The limit holds after a restart; an incomplete model counts and can be replaced, a deleted one does not count."""
+    """The limit holds after a restart. An incomplete model counts and can be replaced; a deleted one does not count."""
     root = tmp_path / 'exports'
     folders = MergedFolders(root, base_model=str(tiny_llama_dir), tenant_limit=1)
     await folders.export_merged(FIRST, STATE, name='one')
     await folders.close()
-    # An interrupted export has only this folder.
+    # An interrupted export leaves only this folder.
     (root / 'ad-1' / 'one').rename(root / 'ad-1' / '.one.merging')
     folders = MergedFolders(root, base_model=str(tiny_llama_dir), tenant_limit=1)
     with pytest.raises(QuotaExceeded):

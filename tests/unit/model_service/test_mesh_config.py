@@ -1,4 +1,4 @@
-"""Meshes of the model service are checked before a model is loaded."""
+"""The meshes of the model service are checked before the model is loaded."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'list
 
 
 def test_counts_of_processes_and_passes() -> None:
-    """All ranks of a mesh are processes; ranks that divide layers or rows among themselves run one pass together."""
+    """All ranks of a mesh are processes; ranks that divide layers or rows run one pass together."""
     config = ModelConfig(**REQUIRED, backend='megatron', mesh={'dp': 2, 'tp': 3, 'pp': 2})
     assert (config.mesh.process_count, config.mesh.pass_count) == (12, 2)
     config = ModelConfig(**REQUIRED, mesh={'dp': 2, 'fsdp': 2, 'ulysses': 4})
@@ -22,7 +22,7 @@ def test_counts_of_processes_and_passes() -> None:
 
 @pytest.mark.parametrize(('axis', 'name'), [('tp', 'layer_parts'), ('ulysses', 'row_parts')])
 def test_axes_that_change_the_rounding_are_recorded(axis: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The replay environment contains the size of the axis, and the replay tool refuses such a mesh."""
+    """The replay environment contains the size of such an axis, and the replay tool refuses the mesh."""
     config = ModelConfig(**REQUIRED, backend='megatron' if axis == 'tp' else 'transformers', mesh={axis: 2})
     assert replay_environment(config)[name] == 2
     given = {**REQUIRED, 'backend': config.backend, f'mesh.{axis}': 2}
@@ -54,6 +54,6 @@ def test_mesh_of_full_parameter_runs_is_recorded() -> None:
     ],
 )
 def test_unsuitable_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Settings that cannot be combined are refused by an error that names them."""
+    """An error that names the settings refuses settings that cannot be combined."""
     with pytest.raises(ValidationError, match=message):
         ModelConfig(**REQUIRED, **settings)

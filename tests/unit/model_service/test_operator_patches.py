@@ -1,4 +1,4 @@
-"""Patches of the base model in the trainer and in the sampler."""
+"""Tests of patches of the base model in the trainer and in the sampler."""
 
 import asyncio
 from itertools import chain
@@ -88,7 +88,7 @@ async def test_a_journal_of_another_patched_model_is_refused(tmp_path):
 
 
 async def test_the_replay_tool_applies_the_configured_patches(folder, tmp_path, capsys):
-    """The replay tool applies the configured patches, so it refuses an unknown patch without a traceback."""
+    """The replay tool applies the configured patches; for an unknown patch, it prints an error without a traceback."""
     arguments = ['--journal', str(tmp_path), '--set', f'base_model={folder}', '--set', 'checkpoint_address=x']
     assert await asyncio.to_thread(replay.main, [*arguments, '--set', 'patches.NoSuchPatch.factor=2.0']) == 2
     assert 'NoSuchPatch' in capsys.readouterr().out

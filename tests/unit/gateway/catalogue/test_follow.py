@@ -51,7 +51,7 @@ async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
 
 
 async def activity(runs: MemoryRunStore) -> dict[str, bool]:
-    """Return whether each of alice's runs is active, by run id."""
+    """Return whether each run of alice is active, by run id."""
     listed = await runs.list_newest('alice', Page(size=100), RunFilter())
     return {run.run_id: run.is_active for run in listed}
 
@@ -65,7 +65,7 @@ async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
 
 
 async def test_damaged_run_stays_active() -> None:
-    """A run whose record is damaged is part of the snapshot, so it stays active with its earlier content."""
+    """A run with a damaged record is part of the snapshot, so it stays active with its earlier content."""
     runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     await follow(ScriptedFeed([EntryDamaged(key=('alice', 'old')), SnapshotComplete(resume_token='3')]), runs)
@@ -73,7 +73,7 @@ async def test_damaged_run_stays_active() -> None:
 
 
 async def test_incomplete_snapshot_is_restarted() -> None:
-    """A stream that breaks during its snapshot deactivates no run, and the next stream starts from the beginning."""
+    """A stream that breaks during its snapshot makes no run inactive, and the next stream starts from the beginning."""
     runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     feed = ScriptedFeed([changed('a', '1'), ServiceUnreachable('model')], [])
@@ -83,7 +83,7 @@ async def test_incomplete_snapshot_is_restarted() -> None:
 
 
 async def test_broken_stream_resumes_after_the_last_event() -> None:
-    """The stream that follows a complete snapshot resumes at the token of the last event."""
+    """The stream after a complete snapshot resumes at the token of the last event."""
     runs = MemoryRunStore()
     feed = ScriptedFeed(
         [SnapshotComplete(resume_token='1'), changed('a', '2'), ServiceUnreachable('model')],
@@ -105,7 +105,7 @@ async def test_end_of_a_resumed_snapshot_deactivates_nothing() -> None:
 
 
 async def test_second_snapshot_within_a_stream_is_recognized() -> None:
-    """Events without a token start a new snapshot within a stream, and runs absent from it become inactive."""
+    """Events without a token start a new snapshot inside a stream; runs absent from this snapshot become inactive."""
     runs = MemoryRunStore()
     snapshot = [changed('b', ''), SnapshotComplete(resume_token='9')]
     await follow(ScriptedFeed([changed('a', ''), SnapshotComplete(resume_token='1'), *snapshot]), runs)
@@ -118,7 +118,7 @@ async def test_second_snapshot_within_a_stream_is_recognized() -> None:
 
 @pytest.mark.parametrize('error', [ServiceUnreachable('model'), InvalidField('resume_token', 'is too old')])
 async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception) -> None:
-    """The follower requests a snapshot after a stream failed before its first event."""
+    """If a stream fails before its first event, the follower requests a snapshot next."""
     runs = MemoryRunStore()
     feed = ScriptedFeed(
         [changed('old', '6'), SnapshotComplete(resume_token='7')], [error], [SnapshotComplete(resume_token='1')]
@@ -129,7 +129,7 @@ async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception)
 
 
 async def test_pauses_are_bounded_and_reset_after_a_success() -> None:
-    """Pauses between failed attempts grow up to a maximum, and are short again after a success."""
+    """Pauses between failed attempts grow to a maximum, and are short again after a success."""
     unreachable = [ServiceUnreachable('model')]
     feed = ScriptedFeed(*[unreachable] * 12, [SnapshotComplete(resume_token='1')])
     pauses = await follow(feed, MemoryRunStore())

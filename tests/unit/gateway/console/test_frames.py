@@ -1,4 +1,4 @@
-"""Tests frames, timeouts and content types of gRPC-Web."""
+"""Tests of the frames, timeouts and content types of gRPC-Web."""
 
 import base64
 
@@ -20,13 +20,13 @@ from services.kit.errors import InvalidField
 
 @given(st.binary(max_size=300))
 def test_message_is_returned_unchanged(message: bytes) -> None:
-    """A message in a frame is read back bitwise."""
+    """A message that is written into a frame is read back bitwise equal."""
     assert message_in(message_frame(message)) == message
 
 
 @given(st.binary(max_size=64))
 def test_arbitrary_bodies_are_refused_or_exact(body: bytes) -> None:
-    """A body is either exactly one frame, or refused."""
+    """Any body either is exactly one frame or is refused."""
     is_one_frame = len(body) >= 5 and body[0] == 0 and int.from_bytes(body[1:5], 'big') == len(body) - 5
     if is_one_frame:
         assert message_frame(message_in(body)) == body
@@ -45,7 +45,7 @@ def test_compressed_frame_is_named() -> None:
 
 @given(st.text(max_size=100))
 def test_status_message_is_decoded_to_the_same_text(text: str) -> None:
-    """Any message of a status, also with line ends, is one line of ASCII and is decoded to the same text."""
+    """A status message, even with line ends, is one line of ASCII and is decoded to the same text."""
     cleaned = text.encode(errors='ignore').decode()
     result = parse_frames(trailers_frame(5, cleaned, ()))
     assert (result.code, result.text) == (5, cleaned)
@@ -64,7 +64,7 @@ def test_trailers_contain_text_and_binary_metadata() -> None:
     [('1H', 3600), ('2M', 120), ('3S', 3), ('4m', 0.004), ('5u', 5e-6), ('6n', 6e-9), ('99999999H', 31_536_000)],
 )
 def test_timeout_is_read_with_its_unit(text: str, seconds: float) -> None:
-    """Each unit of the header is known, and long timeouts are reduced to a year."""
+    """Each unit of the header is known, and timeouts above a year are reduced to a year."""
     assert timeout_seconds({'grpc-timeout': text}) == pytest.approx(seconds)
 
 
@@ -75,7 +75,7 @@ def test_absent_timeout_is_none() -> None:
 
 @pytest.mark.parametrize('text', ['', 'S', '1', '1s', '1 S', '-1S', '1.5S', '123456789S', '1S '])
 def test_malformed_timeout_is_refused(text: str) -> None:
-    """A header that the protocol does not define is refused with its name."""
+    """A header that the protocol does not define is refused by an error that names the header."""
     with pytest.raises(InvalidField) as caught:
         timeout_seconds({'grpc-timeout': text})
     assert caught.value.field == 'grpc-timeout'

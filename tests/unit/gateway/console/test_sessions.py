@@ -1,4 +1,4 @@
-"""Tests cookies, sessions, one-time links, origins and files of the console over fakes."""
+"""Tests of cookies, sessions, one-time links, origins and files of the console, with fakes."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -52,7 +52,7 @@ async def cookie_of(sessions: BrowserSessions) -> dict[str, str]:
 
 
 async def test_cookie_is_accepted_by_another_gateway_with_the_same_pepper() -> None:
-    """Another gateway of the deployment finds the same session, and one with a different pepper refuses the cookie."""
+    """A gateway with the same pepper accepts the cookie; a gateway with a different pepper refuses it."""
     clock = FakeClock()
     headers = await cookie_of(sessions_of(OneKey(), clock))
     session = await sessions_of(OneKey(), clock).find(headers)
@@ -79,7 +79,7 @@ async def test_session_ends_on_time_and_with_its_key() -> None:
 
 
 async def test_sealed_value_of_another_purpose_is_no_cookie() -> None:
-    """A secret that the gateway encrypted for another purpose, such as a hub token, does not become a session."""
+    """A value that the gateway encrypted for another purpose, such as a hub token, is refused as a session."""
     clock = FakeClock()
     sealer = PepperedSealer(PEPPER)
     text = Credential(secret='tml-1', expire_time=clock.now() + timedelta(hours=1)).to_text()
@@ -92,13 +92,13 @@ async def test_sealed_value_of_another_purpose_is_no_cookie() -> None:
 
 @pytest.mark.parametrize('secret', ['tml-ü', 'tml-\n', 'x' * 1025])
 async def test_key_that_metadata_cannot_contain_is_refused(secret: str) -> None:
-    """A key that gRPC could not send is refused at the login."""
+    """The login refuses a key that gRPC metadata cannot contain."""
     with pytest.raises(CredentialsInvalid):
         await sessions_of(OneKey(secret), FakeClock()).start(secret)
 
 
 def test_session_is_not_longer_than_its_key() -> None:
-    """The first end of a key, its expiry or its replacement, ends the session."""
+    """A session ends when its key expires or is replaced, whichever is first."""
     hour = timedelta(hours=1)
     assert session_end(NOW, None, None) == NOW + 12 * hour
     assert session_end(NOW, NOW + 3 * hour, NOW + 2 * hour + timedelta(microseconds=5)) == NOW + 2 * hour
@@ -112,14 +112,14 @@ def test_damaged_text_is_no_credential(text: str) -> None:
 
 
 def test_cookie_is_found_by_its_exact_name() -> None:
-    """Only the cookie with the exact name counts, and the first of several."""
+    """Only a cookie with the exact name counts; if there are several, the first one counts."""
     assert cookie_value({'cookie': 'a=1; twinkle_console=x=; twinkle_console=y'}) == 'x='
     assert cookie_value({'cookie': 'xtwinkle_console=1; twinkle_console2=2; twinkle_console'}) == ''
     assert cookie_value({}) == ''
 
 
 def test_cookie_has_its_attributes() -> None:
-    """The cookie is hidden from scripts and other sites, and restricted to TLS if the browser uses TLS."""
+    """The cookie is hidden from scripts and other sites, and is sent only over TLS if the login used TLS."""
     text = set_cookie('v', lifetime=timedelta(minutes=1), is_secure=True)
     assert text == 'twinkle_console=v; Path=/console; Max-Age=60; HttpOnly; SameSite=Strict; Secure'
     assert uses_tls({}, 'https')
@@ -143,7 +143,7 @@ def test_cookie_has_its_attributes() -> None:
     ],
 )
 def test_origin_must_equal_the_host(headers: dict[str, str], *, is_accepted: bool) -> None:
-    """A request with an origin is accepted only from a page of the same host and port."""
+    """A request with an origin is accepted only if the origin has the same host and port."""
     if is_accepted:
         check_origin(headers)
         return
@@ -162,7 +162,7 @@ def test_link_is_used_once() -> None:
 
 
 def test_link_expires_and_leaves_memory() -> None:
-    """A link is refused after ten minutes, and the next link removes it from memory."""
+    """A link is refused after ten minutes, and the creation of the next link removes it from memory."""
     clock = FakeClock()
     links = LoginLinks(clock=clock)
     text, expire_time = links.create('alice', 'tml-1')
@@ -177,7 +177,7 @@ def test_link_expires_and_leaves_memory() -> None:
 
 
 def test_tenant_keeps_its_newest_links() -> None:
-    """A further link replaces the oldest one of its tenant, and no link of another tenant."""
+    """A further link replaces its tenant's oldest link, and no link of another tenant."""
     links = LoginLinks(clock=FakeClock())
     other, _ = links.create('bob', 'tml-2')
     texts = [links.create('alice', 'tml-1')[0] for _ in range(LINKS_PER_TENANT + 2)]
@@ -190,7 +190,7 @@ def test_tenant_keeps_its_newest_links() -> None:
 
 
 def test_compressed_variant_is_sent_to_browsers_that_accept_it(tmp_path: Path) -> None:
-    """NAME.gz is sent for NAME if the browser accepts it, and is not a file by itself."""
+    """NAME.gz is sent for NAME if the browser accepts gzip, and cannot be requested by its own name."""
     (tmp_path / 'index.html').write_bytes(b'page')
     (tmp_path / 'index.html.gz').write_bytes(b'packed')
     files = AppFiles(tmp_path)

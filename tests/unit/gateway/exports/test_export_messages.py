@@ -43,7 +43,7 @@ def test_every_state_converts_to_its_number(state: ExportState) -> None:
 
 
 def test_failure_reason_converts_by_name() -> None:
-    """The reason of an error is converted by name, and an unknown reason converts to INTERNAL."""
+    """The reason of an error converts by name, and an unknown reason converts to INTERNAL."""
     known = export_to_proto(replace(EXPORT, error=ServiceUnreachable('hub')))
     assert known.failure.reason == error_reason_pb2.ERROR_REASON_SERVICE_UNREACHABLE
     newer = ForwardedError(Code.ABORTED, 'UNKNOWN_REASON', 'from a newer gateway', {})

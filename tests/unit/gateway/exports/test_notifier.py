@@ -16,7 +16,7 @@ async def test_notification_wakes_all_waiters() -> None:
 
 
 async def test_notification_before_the_wait_is_not_missed() -> None:
-    """A waiter that is notified before it waits completes immediately."""
+    """A waiter that is notified before it starts to wait completes immediately."""
     notifier = ExportNotifier()
     with notifier.waiter() as waiter:
         notifier.notify()
@@ -25,7 +25,7 @@ async def test_notification_before_the_wait_is_not_missed() -> None:
 
 
 async def test_earlier_notification_does_not_wake_a_waiter() -> None:
-    """A waiter completes only for notifications that are sent within its `with` block."""
+    """Only notifications that are sent inside a waiter's `with` block complete the waiter."""
     notifier = ExportNotifier()
     with notifier.waiter():
         notifier.notify()

@@ -1,4 +1,4 @@
-"""Matching of requested names to served base models, and removal of folders from messages."""
+"""Matching of requested names with served base models, and removal of folders from messages."""
 
 import pytest
 
@@ -34,5 +34,5 @@ def test_model_name_without_a_hub_matches_the_served_model(name: str, served: li
     ],
 )
 def test_messages_contain_no_folder(text: str, expected: str) -> None:
-    """Folders in a message are replaced by their names; paths of weights and hub ids stay."""
+    """Folders in a message are replaced by their last component; paths of weights and hub ids stay unchanged."""
     assert shown_text(text) == expected

@@ -35,7 +35,7 @@ def report(replica_id: str, *, base_model: str = 'm', running: int = 0) -> Repli
 
 
 def test_samplers_are_counted_by_state() -> None:
-    """The metric of the fleet counts samplers by their state."""
+    """A metric counts the samplers by their state."""
     membership = new_membership()
     for name in ('a', 'b', 'c', 'd'):
         membership.register(report(name))
@@ -75,7 +75,7 @@ def test_excluded_replica_is_not_found() -> None:
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
-    """A watch yields all replicas, a sync marker, then changes; its token resumes after the last change."""
+    """A watch yields all replicas, a sync marker, and then changes; its token resumes after the last change."""
     membership = new_membership()
     membership.register(report('a'))
     replicas = Replicas(

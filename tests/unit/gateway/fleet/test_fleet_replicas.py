@@ -1,4 +1,4 @@
-"""The checkpoint address that a registering replica receives."""
+"""Tests of the checkpoint address that a replica receives when it registers."""
 
 from datetime import timedelta
 
@@ -32,20 +32,20 @@ async def registered_address(checkpoint_address: str, replica_address: str) -> s
 
 @pytest.mark.parametrize('address', ['127.0.0.1:7104', '[::1]:7104', 'localhost:7104', '127.8.8.8:1'])
 async def test_loopback_address_is_withheld_from_another_host(address: str) -> None:
-    """A loopback checkpoint address is given to replicas on this host only."""
+    """Only replicas on this host receive a loopback checkpoint address."""
     # 192.0.2.0/24 is reserved for documentation, so it is never this host.
     assert await registered_address(address, '192.0.2.7:7103') == ''
     assert await registered_address(address, '127.0.0.1:7103') == address
 
 
 async def test_other_addresses_are_given_to_every_replica() -> None:
-    """An address that is not loopback is given to a replica on another host, and an empty address stays empty."""
+    """A replica on another host receives an address that is not loopback; an empty address stays empty."""
     assert await registered_address('192.0.2.1:7104', '192.0.2.7:7103') == '192.0.2.1:7104'
     assert await registered_address('', '192.0.2.7:7103') == ''
 
 
 async def test_addresses_of_this_host_are_recognized() -> None:
-    """Loopback addresses and names belong to this host, and a remote address does not."""
+    """Loopback addresses and names count as this host, and a remote address does not."""
     assert await is_this_host('127.0.0.1')
     assert await is_this_host('localhost')
     assert not await is_this_host('192.0.2.7')

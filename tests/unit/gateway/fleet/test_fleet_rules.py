@@ -1,4 +1,4 @@
-"""The fleet's rules: membership, replica states, and the tree that relays weights."""
+"""The rules of the fleet: membership, replica states, and the tree that relays weights."""
 
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ LEASE = timedelta(seconds=10)
 
 
 def report(replica_id: str, *, address: str = '', **fields) -> ReplicaReport:
-    """Return a valid report; its default address is unique to the replica."""
+    """Return a valid report; each replica has a different default address."""
     return ReplicaReport(replica_id=replica_id, service='sampler', address=address or f'host:{replica_id}', **fields)
 
 
@@ -36,7 +36,7 @@ def states(fleet: Fleet) -> dict[str, ReplicaState]:
 
 
 def test_silent_replica_is_lost_then_removed() -> None:
-    """A replica silent for longer than its lease is lost, a report restores it, and long silence removes it."""
+    """A replica that is silent beyond its lease is lost; its next report restores it, and a long silence removes it."""
     fleet, clock = new_fleet()
     fleet.register(report('a'))
     clock.advance(LEASE)
@@ -56,7 +56,7 @@ def test_silent_replica_is_lost_then_removed() -> None:
 
 
 def test_end_of_lease_loses_a_ready_replica_and_removes_a_draining_one() -> None:
-    """When a lease ends, a draining replica leaves the fleet and a ready one is lost."""
+    """When its lease ends, a draining replica leaves the fleet and a ready replica is lost."""
     fleet, _ = new_fleet()
     for name in 'ab':
         fleet.register(report(name))
@@ -68,7 +68,7 @@ def test_end_of_lease_loses_a_ready_replica_and_removes_a_draining_one() -> None
 
 
 def test_end_of_a_superseded_lease_is_ignored() -> None:
-    """A replica that reconnected stays ready when its old connection ends."""
+    """A replica that has reconnected stays ready when its old connection ends."""
     fleet, _ = new_fleet()
     fleet.register(report('a'))
     old = fleet.begin_lease('a')
@@ -96,8 +96,8 @@ def test_lost_replica_cannot_be_drained() -> None:
         fleet.drain('a')
 
 
-def test_static_replica_is_never_removed_and_yields_to_a_leased_one() -> None:
-    """A silent static replica stays listed, and serves no requests while a leased replica has its address."""
+def test_static_replica_is_never_removed() -> None:
+    """A silent static replica stays listed. It serves no requests while a leased replica has its address."""
     fleet, clock = new_fleet()
     fleet.register(report('static', address='h:1'), is_static=True)
     clock.advance(timedelta(hours=1))
@@ -125,7 +125,7 @@ def test_each_failure_lengthens_the_back_off_of_a_replica() -> None:
 
 
 def test_learned_versions_last_until_the_next_report() -> None:
-    """A replica's report replaces the versions that were learned from its responses."""
+    """A replica's report replaces the versions that the gateway learned from the replica's responses."""
     fleet, _ = new_fleet()
     fleet.register(report('a', resident_adapters=(ResidentAdapter(adapter_id='x', version=1),)))
     fleet.note_resident('a', 'x', 2)
@@ -150,7 +150,7 @@ def test_changes_after_a_revision_are_complete() -> None:
 
 
 def test_unchanged_report_is_not_a_change() -> None:
-    """Repeating a report renews the lease without a new revision, unless the report ends a back-off."""
+    """A repeated report renews the lease without a new revision, unless it ends a back-off."""
     fleet, clock = new_fleet()
     fleet.register(report('a'), is_static=True)
     seen = fleet.revision
@@ -165,7 +165,7 @@ def test_unchanged_report_is_not_a_change() -> None:
 
 
 def test_lost_replica_has_no_load() -> None:
-    """The load of a lost replica is cleared and returns with its next report."""
+    """The load of a lost replica is cleared, and its next report sets the load again."""
     fleet, _ = new_fleet()
     busy = report('a', load=ReplicaLoad(running_sequence_count=3))
     fleet.register(busy)
@@ -177,7 +177,7 @@ def test_lost_replica_has_no_load() -> None:
 
 @pytest.mark.parametrize(('fan_out', 'count'), [(1, 5), (2, 9), (3, 20)])
 def test_relay_tree_reaches_every_sampler_within_the_fan_out(fan_out: int, count: int) -> None:
-    """No source has more readers than the fan-out, and every chain ends at the checkpoint service."""
+    """No source has more readers than the fan-out allows, and every chain ends at the checkpoint service."""
     fleet, clock = new_fleet()
     for index in range(count):
         fleet.register(report(f'{index:02}'))
@@ -204,7 +204,7 @@ def test_relay_tree_is_off_by_default_and_keeps_base_models_apart() -> None:
 
 
 def test_dedicated_samplers_serve_their_run_only() -> None:
-    """Requests for a run are routed to its dedicated samplers, and all other requests to other samplers."""
+    """Requests for a run go to its dedicated samplers, and all other requests go to other samplers."""
     fleet, _ = new_fleet()
     fleet.register(report('shared'))
     fleet.register(report('dedicated', followed_run='full'))

@@ -1,4 +1,4 @@
-"""Routing of calls to the model service of their base model or adapter, without revealing other tenants' adapters."""
+"""Calls are routed to the model service of their base model or adapter, and reveal no other tenant's adapters."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -91,7 +91,7 @@ def _routes(
 
 
 async def test_base_model_is_routed_to_its_model_service() -> None:
-    """A base model is routed to the service that holds it; the error for an unknown base model lists the known ones."""
+    """A base model is routed to the service that serves it; the error for an unknown one lists the known models."""
     routes = _routes(Services(one={'tiny'}, two={'small'}))
     assert [await routes.holders_of(name) for name in ('tiny', 'small')] == [['one'], ['two']]
     with pytest.raises(BaseModelNotFound) as refusal:
@@ -110,7 +110,7 @@ async def test_unreachable_service_keeps_its_base_model() -> None:
 
 
 async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
-    """A service that changes its base model receives calls for the new one; the previous base model is unknown."""
+    """A service that changes its base model receives calls for the new one; its previous base model is then unknown."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
@@ -121,7 +121,7 @@ async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() ->
 
 
 async def test_unknown_base_model_is_not_denied_before_all_services_responded() -> None:
-    """An unknown base model raises ServiceUnreachable, because a service that was never reached may hold it."""
+    """An unknown base model raises ServiceUnreachable until all services were reached, because one may serve it."""
     services = Services(one={'tiny'}, two={'small'})
     services.down = {'two'}
     routes = _routes(services)
@@ -132,7 +132,7 @@ async def test_unknown_base_model_is_not_denied_before_all_services_responded() 
 
 
 async def test_adapter_in_the_catalogue_is_routed_to_an_unreachable_service() -> None:
-    """An adapter in the catalogue is routed by its base model, so no service is queried."""
+    """An adapter in the catalogue is routed by its base model, and no service is queried."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'small'))
     routes = _routes(services, runs)
@@ -175,7 +175,7 @@ async def test_silent_service_delays_no_other_service() -> None:
 
 
 async def test_new_adapter_is_found_by_querying_the_services() -> None:
-    """An adapter that is not yet in the catalogue is found because the services are queried."""
+    """An adapter that is not yet in the catalogue is found by a query to the services."""
     services = Services(one={'tiny'}, two={'small'})
     services.adapters['two'].add(('alice', 'new'))
     assert await _routes(services).owner_of('alice', 'new') == 'two'
@@ -183,7 +183,7 @@ async def test_new_adapter_is_found_by_querying_the_services() -> None:
 
 @pytest.mark.parametrize('down', [set[str](), {'two'}], ids=['all up', 'one down'])
 async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(down: set[str]) -> None:
-    """An absent adapter and an adapter of another tenant have the same outcome, with all services up or one down."""
+    """An absent adapter and another tenant's adapter have the same outcome, also if one service is unreachable."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-bob', 'tiny', tenant_id='bob'))
     services.adapters['one'].add(('bob', 'ad-bob'))
@@ -200,15 +200,15 @@ async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishab
 
 
 async def test_adapter_of_an_unserved_base_model_is_not_reported_absent() -> None:
-    """An adapter in the catalogue whose base model no service holds raises ServiceUnreachable."""
+    """An adapter in the catalogue raises ServiceUnreachable if no service serves its base model."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'large'))
     with pytest.raises(ServiceUnreachable):
         await _routes(services, runs).owner_of('alice', 'ad-1')
 
 
-async def test_new_adapters_go_to_the_service_with_the_most_room() -> None:
-    """The number of adapters that still fit decides first, then the current number, then the configured order."""
+async def test_new_adapters_go_to_the_service_with_the_most_free_slots() -> None:
+    """The service with the most free adapter slots is chosen, then the one with the fewest adapters, then the first."""
     services = Services(one={'tiny'}, two={'tiny'}, three={'tiny'})
     services.free_counts = {'one': 2, 'two': 4, 'three': 2}
     services.adapters['one'].add(('bob', 'ad-bob'))
@@ -222,7 +222,7 @@ async def test_new_adapters_go_to_the_service_with_the_most_room() -> None:
 
 @pytest.mark.parametrize('adapter_id', ['', 'ad-1'], ids=['request id', 'adapter id'])
 async def test_repeated_creation_goes_to_the_first_service_after_a_restart(adapter_id: str) -> None:
-    """A restarted gateway sends a repeated request to its first receiver, even if another service has more room now."""
+    """A restarted gateway sends a repeated request to its first receiver, even if another one has more free slots."""
     services, assignments = Services(one={'tiny'}, two={'tiny'}), MemoryAssignments()
     services.free_counts = {'one': 2}
     services.journal_ids = {'one': ('jn-1',), 'two': ('jn-2',)}
@@ -253,7 +253,7 @@ async def test_repeated_creation_waits_for_the_first_service_and_follows_a_takeo
 
 
 async def test_adapter_is_found_at_the_service_that_has_it() -> None:
-    """If several services hold a base model, each adapter is routed to the service that has it or last reported it."""
+    """If several services serve a base model, an adapter is routed to the service that has it or last reported it."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['two'].add(('alice', 'ad-1'))
@@ -265,7 +265,7 @@ async def test_adapter_is_found_at_the_service_that_has_it() -> None:
 
 
 async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_it() -> None:
-    """An adapter of an unreachable service is never reported as absent, and is found once another service has it."""
+    """An adapter of an unreachable service is never reported as absent; it is found once another service has it."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['one'].add(('alice', 'ad-1'))
@@ -282,7 +282,7 @@ async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_
 
 
 async def test_runs_are_absent_only_if_all_services_of_their_base_model_have_reported() -> None:
-    """A missing run of a base model counts as absent once all services that may hold the model reported their runs."""
+    """A run counts as absent only once all services that may serve its base model have reported their runs."""
     services = Services(one={'tiny'}, two={'tiny'}, three={'small'})
     services.down = {'two'}
     routes = _routes(services)
@@ -298,7 +298,7 @@ async def test_runs_are_absent_only_if_all_services_of_their_base_model_have_rep
 
 
 def test_owner_of_a_moved_run_survives_the_return_of_the_ended_service() -> None:
-    """The empty report of a service that returned, and its late deletions, do not affect runs that were moved."""
+    """An empty report of a service that returned, and its late deletions, do not affect runs that were moved away."""
     owners, key = RunOwners(), ('alice', 'ad-1')
     owners.replace('one', [key])
     owners.add('two', key)

@@ -1,4 +1,4 @@
-"""Routing: balance, locality, and replicas that must not be chosen."""
+"""Routing of requests to replicas: balance, locality, and replicas that must not be chosen."""
 
 import random
 from collections import Counter
@@ -68,7 +68,7 @@ def test_open_requests_spread_evenly(count: int, seed: int) -> None:
 @given(st.integers(2, 10))
 @settings(max_examples=20)
 def test_only_keys_of_a_joining_or_leaving_replica_are_rerouted(count: int) -> None:
-    """When a replica joins or leaves, only its keys are rerouted, at most 2.5 times its fair share."""
+    """When a replica joins or leaves, only its keys are rerouted, and they are at most 2.5 times its fair share."""
     members = [replica(f'r{index}') for index in range(count + 1)]
     keys = [key_of(f'prompt {index}') for index in range(300)]
     before = [Router().choose(key, members[:-1]) for key in keys]
@@ -83,7 +83,7 @@ def test_only_keys_of_a_joining_or_leaving_replica_are_rerouted(count: int) -> N
 def test_full_and_draining_replicas_are_not_chosen_while_another_is_free(
     members: list[tuple[int, ReplicaState]], text: str
 ) -> None:
-    """Neither affinity nor residency selects a full or draining replica while another is free."""
+    """A full or draining replica is not chosen for its affinity or loaded versions while another replica is free."""
     adapter = AdapterRequest(adapter_id='x')
     fleet = [
         replica(f'r{i}', running=running, max_running=4, state=state) for i, (running, state) in enumerate(members)
@@ -102,7 +102,7 @@ def test_full_and_draining_replicas_are_not_chosen_while_another_is_free(
 
 
 def test_request_goes_to_a_replica_that_holds_its_version() -> None:
-    """Exact, minimum and unspecified versions each select a replica that holds a matching version."""
+    """Exact, minimum and unspecified versions each select a replica with a matching version."""
     members = [replica(f'r{index}') for index in range(5)]
     router = Router({'r1': {'x': [1]}, 'r2': {'x': [1, 2]}, 'r3': {'y': [7]}})
     for index in range(20):
@@ -123,7 +123,7 @@ def test_request_goes_to_a_replica_that_holds_its_version() -> None:
 
 
 def test_turns_of_a_chat_reach_the_same_replica() -> None:
-    """A prompt that extends an earlier prompt is routed to the same replica, even after another replica joined."""
+    """A prompt that extends an earlier prompt reaches the same replica, even after another replica has joined."""
     router = Router()
     members = [replica(f'r{index}') for index in range(4)]
     text = 'a shared system prompt ' * 20
@@ -138,7 +138,7 @@ def test_turns_of_a_chat_reach_the_same_replica() -> None:
 
 
 def test_shared_prefix_does_not_overload_one_replica() -> None:
-    """Requests with one shared prefix spread to other replicas once the preferred replica has its fair share."""
+    """Requests with one shared prefix go to other replicas once the preferred replica has its fair share."""
     router = Router()
     members = [replica(f'r{index}') for index in range(2)]
     for _ in range(32):
@@ -149,7 +149,7 @@ def test_shared_prefix_does_not_overload_one_replica() -> None:
 
 
 def test_load_combines_the_report_and_later_changes() -> None:
-    """A report replaces the counts of earlier requests, but the load is never below the open requests."""
+    """A report replaces the counts of earlier requests, but the load is never below the number of open requests."""
     loads = LoadTable()
     member = replica('r', running=3)
     loads.begin('r', 4)
@@ -163,7 +163,7 @@ def test_load_combines_the_report_and_later_changes() -> None:
 
 
 def test_load_of_departed_replicas_is_dropped() -> None:
-    """The load of a departed replica is dropped once its requests have finished."""
+    """The load of a departed replica is deleted once its requests have finished."""
     loads = LoadTable()
     for number in range(100):
         loads.begin(f'r-{number}', 1)
@@ -177,7 +177,7 @@ def test_load_of_departed_replicas_is_dropped() -> None:
 
 @given(st.binary(max_size=2000), st.binary(max_size=600))
 def test_keys_of_a_prefix_are_a_prefix_of_the_keys(data: bytes, more: bytes) -> None:
-    """Full blocks keep their keys when a prompt grows, and the same prompt has different keys for another adapter."""
+    """A longer prompt keeps the keys of its full blocks, and the same prompt has different keys for another adapter."""
     keys, longer = block_keys('m', '', data), block_keys('m', '', data + more)
     full_blocks = len(data) // 256
     assert keys[:full_blocks] == longer[:full_blocks]
@@ -185,7 +185,7 @@ def test_keys_of_a_prefix_are_a_prefix_of_the_keys(data: bytes, more: bytes) -> 
 
 
 def test_memory_of_prefixes_is_bounded() -> None:
-    """The least recently used prefix blocks are dropped first."""
+    """The least recently used prefix blocks are removed first."""
     memory = PrefixMemory(capacity=10)
     for block in range(100):
         memory.note([block], 'r')

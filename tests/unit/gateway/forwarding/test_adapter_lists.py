@@ -1,4 +1,4 @@
-"""Merged lists of the adapters of several model services, also while some services are unreachable."""
+"""Merged lists of the adapters of several model services, also if some services are unreachable."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -49,7 +49,7 @@ async def test_adapters_of_all_services_are_listed_together() -> None:
     [(['one'], 'small'), (['two'], 'huge, large'), (['one', 'two'], 'huge, large, small'), (['three'], '')],
 )
 async def test_refusal_names_the_base_models_of_unreachable_services(unreachable: list[str], base_models: str) -> None:
-    """An incomplete list is refused with the known base models of the unreachable services."""
+    """The error for an incomplete list has the known base models of the unreachable services."""
     services = {name: service_of() if name in unreachable else service_of(name) for name in BASE_MODELS}
     with pytest.raises(BaseModelsUnreachable) as refused:
         await listed(**services)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class FirstAddFails(MemoryFutureStore):
-    """Store that fails to add the first future once the second one is stored."""
+    """Store that fails to add the first future after the second future was stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class FirstAddFails(MemoryFutureStore):
         self._second = asyncio.Event()
 
     async def add_if_absent(self, future: Future) -> Future:
-        """Store the future, or fail in the first call after a later call has stored its future."""
+        """Store the future; the first call waits until a later call has stored its future, and then fails."""
         self._calls += 1
         if self._calls == 1:
             await self._second.wait()
@@ -34,7 +34,7 @@ class FirstAddFails(MemoryFutureStore):
 
 
 async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
-    """If one of two equal concurrent requests fails, the other request still counts until it is finished."""
+    """If one of two equal concurrent requests fails, the other one still counts until it is finished."""
     async with running_futures(
         stores=(FirstAddFails(), MemoryPayloadStore()), capacity=Bounds(per_tenant=1, total=1)
     ) as gateway:
@@ -50,7 +50,7 @@ async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
 
 
 async def test_bytes_of_waiting_requests_are_bounded() -> None:
-    """A tenant over its byte limit is refused, other tenants are not, and resumed futures count toward the limit."""
+    """A tenant over its byte limit is refused and others are not; resumed futures count toward the limit."""
     sizes = Bounds(per_tenant=10, total=100)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), sizes=sizes)
     async with running_futures(capacity=capacity) as gateway:
@@ -89,10 +89,7 @@ async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
 
 
 def test_capacity_counts_each_future_once() -> None:
-    """A future that was added twice counts once, until it was removed twice.
-
-    An accepted future is never refused.
-    """
+    """A future that was added twice counts once, until it was removed twice. An accepted future is never refused."""
     capacity = FutureCapacity(Bounds(per_tenant=1, total=2))
     capacity.enter_accepted(future_at(0))
     capacity.enter_accepted(future_at(0))
@@ -109,7 +106,7 @@ def test_capacity_counts_each_future_once() -> None:
 
 
 def test_capacity_bounds_bytes_per_tenant_and_in_total() -> None:
-    """The bytes of a future count once, until the future was removed as often as it was added."""
+    """The bytes of a future count once, until it was removed as often as it was added."""
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), sizes=Bounds(per_tenant=10, total=15))
     capacity.enter(future_at(0), 8)
     capacity.enter(future_at(0), 8)

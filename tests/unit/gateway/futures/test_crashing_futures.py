@@ -1,4 +1,4 @@
-"""Futures that crash the gateway's process each time they run, and the futures that run beside them."""
+"""Futures that crash the gateway's process whenever they run, and the futures that run at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ class _Machine:
             yield gateway
 
     async def run_until_crash(self, keys: list[str] | None = None, *, is_busy: bool) -> list[Future]:
-        """Run a process until the poisoned future crashes it. If `is_busy`, no other future finishes earlier."""
+        """Run a process until the poisoned future crashes it. If `is_busy`, no other future finishes before that."""
         executor = _Crashing()
         if is_busy:
             executor.gate.clear()

@@ -1,4 +1,4 @@
-"""Executors run each future exactly once despite failures, and expiry deletes results and records."""
+"""Executors run each future exactly once despite failures; expiry deletes results and records."""
 
 import asyncio
 from dataclasses import replace
@@ -39,7 +39,7 @@ async def accepted(store: MemoryFutureStore, key: str) -> Future:
 
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_operation_is_applied_once_despite_an_outage(failure_list: str) -> None:
-    """An operation runs once although the service fails repeatedly before running it or before responding."""
+    """An operation runs once although the service fails several times, before it runs the operation or responds."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     setattr(trainer, failure_list, list(OUTAGE))
     execute = ExecuteOperation(trainer, store, RETRY)
@@ -50,7 +50,7 @@ async def test_operation_is_applied_once_despite_an_outage(failure_list: str) ->
 
 
 async def test_operation_that_ran_before_a_crash_returns_its_recorded_result() -> None:
-    """A resumed operation is sent again under its stored number, and the service returns the recorded result."""
+    """A resumed operation is sent again with its stored number, and the service returns the recorded result."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await ExecuteOperation(trainer, store, RETRY)(future, b'one') == b'ran one'
@@ -69,7 +69,7 @@ async def test_number_of_another_operation_is_replaced() -> None:
 
 
 async def test_number_of_a_refused_operation_is_reused() -> None:
-    """The operation after a refused operation uses the number of the refused one, so no number is skipped."""
+    """The operation after a refused operation uses the refused one's number, so that no number is skipped."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')
@@ -125,7 +125,7 @@ async def test_operation_of_another_gateway_is_neither_numbered_nor_settled(is_n
 
 
 async def test_adapter_is_created_once_despite_an_outage() -> None:
-    """Repeated creations have the same request id, so that only one adapter is created."""
+    """Repeated creations have the same request id, so only one adapter is created."""
     trainer, store = RecordTrainer(late_failures=list[DomainError](OUTAGE)), MemoryFutureStore()
     future = await accepted(store, 'one')
     assert await CreateAdapter(trainer, RETRY)(future, b'adapter') == b'adapter'
@@ -144,7 +144,7 @@ async def test_repeated_deletion_succeeds() -> None:
 
 
 async def test_results_expire_and_stray_files_are_deleted() -> None:
-    """A sweep deletes old results and files without a future, keeps the rest, and later deletes the records."""
+    """A sweep deletes old results, files without a future and, at a later sweep, records; it keeps everything else."""
     clock = FakeClock()
     payloads = MemoryPayloadStore(clock)
     async with running_futures(stores=(MemoryFutureStore(), payloads)) as gateway:

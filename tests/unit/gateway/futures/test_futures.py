@@ -25,7 +25,7 @@ SHORT = timedelta(milliseconds=20)
 
 
 async def test_future_is_accepted_run_and_returned() -> None:
-    """A request is acknowledged at once, and its outcome can be fetched repeatedly when it is ready."""
+    """A request is acknowledged at once; once its outcome is ready, the outcome can be fetched repeatedly."""
     async with running_futures() as gateway:
         gateway.recorder.gate.clear()
         future = await gateway.submit('one', note='{"verb": "x"}')
@@ -40,7 +40,7 @@ async def test_future_is_accepted_run_and_returned() -> None:
 
 
 async def test_repeat_returns_the_same_future_and_other_content_is_refused() -> None:
-    """A request that is repeated before or after it finishes runs once; other content for its key is refused."""
+    """A request that is repeated before or after its end runs once; other content with its key is refused."""
     async with running_futures() as gateway:
         gateway.recorder.gate.clear()
         first = await gateway.submit('one')
@@ -56,7 +56,7 @@ async def test_repeat_returns_the_same_future_and_other_content_is_refused() -> 
 
 
 async def test_request_that_does_not_fit_on_the_disk_is_refused() -> None:
-    """A request above the free space is refused without a future or a payload, and accepted once there is space."""
+    """A request above the free space is refused without a future or a payload; with enough space, it is accepted."""
     store, payloads = MemoryFutureStore(), MemoryPayloadStore()
     async with running_futures(stores=(store, payloads)) as gateway:
         payloads.free_bytes = 2
@@ -77,7 +77,7 @@ async def test_concurrent_repeats_run_once() -> None:
 
 
 async def test_future_of_another_tenant_is_not_found() -> None:
-    """Another tenant can neither wait for a future nor cancel it, and the same key names a different future."""
+    """Another tenant can neither wait for a future nor cancel it; an equal key of that tenant names another future."""
     async with running_futures() as gateway:
         future = await gateway.submit('one')
         gateway.acting_as('bob')
@@ -93,7 +93,7 @@ async def test_future_of_another_tenant_is_not_found() -> None:
     ids=['domain error', 'defect'],
 )
 async def test_failure_is_final(raised: BaseException, stored: type) -> None:
-    """A future whose executor raises any error fails, and the futures behind it still run."""
+    """A future whose executor raises any error fails, and later futures still run."""
     async with running_futures(Recorder(failures={'one': raised})) as gateway:
         first = await gateway.submit('one', lane='ad-1', position=0)
         second = await gateway.submit('two', lane='ad-1', position=1)
@@ -117,7 +117,7 @@ async def test_lane_runs_in_order_of_positions() -> None:
 
 
 async def test_missing_position_fails_the_futures_behind_it() -> None:
-    """Futures behind a gap fail with an error that names the missing position; a late future for it is refused."""
+    """Futures after a gap fail, and the error names the missing position; a late future for it is refused."""
     async with running_futures(patience=SHORT) as gateway:
         assert await gateway.outcome(await gateway.submit('k0', lane='ad-1', position=0)) == b'0k'
         behind = [await gateway.submit(f'k{n}', lane='ad-1', position=n) for n in (2, 3)]
@@ -142,7 +142,7 @@ async def test_position_that_another_gateway_finished_is_not_missing() -> None:
 
 
 async def test_position_is_not_missing_while_another_one_runs() -> None:
-    """The wait for a missing position starts when the lane is idle, not during a long operation."""
+    """The wait for a missing position starts when the lane is idle, and not during a long operation."""
     async with running_futures(patience=SHORT) as gateway:
         gateway.recorder.gate.clear()
         first = await gateway.submit('k0', lane='ad-1', position=0)
@@ -154,7 +154,7 @@ async def test_position_is_not_missing_while_another_one_runs() -> None:
 
 
 async def test_waiting_futures_are_resumed_in_order() -> None:
-    """Another process over the same stores runs each unfinished future once, and the futures of a lane in order."""
+    """Another process with the same stores runs each unfinished future once, and a lane's futures in order."""
     stuck = Recorder()
     stuck.gate.clear()
     async with running_futures(stuck) as gateway:
@@ -180,7 +180,7 @@ async def test_request_is_deleted_once_it_is_finished() -> None:
 
 
 async def test_unordered_futures_share_slots_between_tenants() -> None:
-    """A tenant with a thousand futures does not starve another tenant, and uses at most its slots."""
+    """A tenant with a thousand futures uses at most its slots, so another tenant is served too."""
     bounds = Bounds(per_tenant=3, total=5)
     async with running_futures(unordered=bounds) as gateway:
         gateway.recorder.gate.clear()
@@ -199,7 +199,7 @@ async def test_unordered_futures_share_slots_between_tenants() -> None:
 
 
 async def test_request_beyond_the_capacity_is_refused() -> None:
-    """A request over the capacity of its tenant or of the gateway is refused; a finished future frees capacity."""
+    """A request over the capacity of its tenant or the gateway is refused; a finished future frees capacity."""
     async with running_futures(capacity=Bounds(per_tenant=2, total=3)) as gateway:
         gateway.recorder.gate.clear()
         first = [await gateway.submit('a0'), await gateway.submit('a1')]
@@ -235,7 +235,7 @@ async def test_futures_are_cancelled_unless_they_are_finished() -> None:
 
 
 async def test_work_of_a_session_is_dropped() -> None:
-    """Dropping a session cancels its unfinished futures except deletions, and has no effect for another tenant."""
+    """Dropping a session's work cancels unfinished futures except deletions; another tenant's call has no effect."""
     async with running_futures(unordered=Bounds(per_tenant=1, total=1)) as gateway:
         gateway.recorder.gate.clear()
         gateway.futures.add_executor('delete_adapter', gateway.recorder, on_settled=lambda *_: None)
@@ -254,7 +254,7 @@ async def test_work_of_a_session_is_dropped() -> None:
 
 
 class Unreachable(Recorder):
-    """An executor that cannot stop its first future, because the model service does not respond."""
+    """An executor that cannot stop the future `one`, because the model service does not respond."""
 
     async def stop(self, future: Future) -> bool:
         """Fail for the future `one`."""

@@ -1,4 +1,4 @@
-"""The order of a lane, for any order of arrivals."""
+"""Tests of the order in a lane, for any order of arrivals."""
 
 from datetime import UTC, datetime
 
@@ -40,7 +40,7 @@ def test_lane_runs_each_position_once_and_in_order(arrivals: list[int], completi
 
 @given(present=st.sets(st.integers(0, 14)), start=st.integers(0, 3))
 def test_every_future_finishes_despite_missing_positions(present: set[int], start: int) -> None:
-    """Futures before the first gap run, those after a gap fail when the lane gives up, and each finishes once."""
+    """Futures before the first gap run, futures after a gap fail when the lane gives up, and each finishes once."""
     lane, now = Lane(start, now=0.0), 0.0
     ran, failed = list[int](), list[int]()
     for position in sorted(present, reverse=True):
@@ -68,7 +68,7 @@ def test_every_future_finishes_despite_missing_positions(present: set[int], star
 
 
 def test_lane_takes_one_future_at_each_position() -> None:
-    """Adding the same future again returns KNOWN, and adding another future at its position returns PASSED."""
+    """Adding the same future again returns KNOWN; adding another future at its position returns PASSED."""
     lane = Lane(now=0.0)
     assert lane.add(future_at(0), now=0.0) is Admission.QUEUED
     assert lane.add(future_at(0), now=0.0) is Admission.KNOWN

@@ -27,7 +27,7 @@ def future_of(tenant_id: str, number: int, *, base_model: str = '') -> Future:
 def served(
     weights: Mapping[str, float], *, total: int, starts: int, lengths: Mapping[str, int] | None = None
 ) -> Counter[str]:
-    """Return how often each tenant's futures started while all tenants had more futures waiting.
+    """Return how often each tenant's futures started while all tenants had more futures in the queue.
 
     Args:
         weights: Weights of the tenants.
@@ -74,7 +74,7 @@ def test_every_tenant_gets_about_its_weighted_share(weights: list[int], total: i
 
 
 def test_idle_tenant_accumulates_no_share() -> None:
-    """A tenant that was idle for long is not served ahead of all others when it returns."""
+    """A tenant that was idle for a long time is not served ahead of all others when it returns."""
     queue = FutureQueue(Bounds(per_tenant=1, total=1))
     for number in range(300):
         queue.add(future_of('busy', number))
@@ -120,7 +120,7 @@ def test_tenant_with_one_request_at_a_time_gets_its_weight() -> None:
 def test_slots_are_bounded_and_all_futures_start(
     arrivals: list[str], per_tenant: int, total: int, releases: list[int]
 ) -> None:
-    """Each tenant uses at most its slots, all futures start, and those of a tenant start in order of arrival."""
+    """Each tenant uses at most its slots, all futures start, and a tenant's futures start in order of arrival."""
     queue = FutureQueue(Bounds(per_tenant=per_tenant, total=total))
     running, started, order = list[Future](), list[int](), iter(releases)
     futures = [future_of(owner, index) for index, owner in enumerate(arrivals)]
@@ -139,7 +139,7 @@ def test_slots_are_bounded_and_all_futures_start(
 
 
 def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
-    """The next free slot is given to the tenant with one future, ahead of a thousand futures of another tenant."""
+    """The next free slot goes to the tenant with one future, ahead of another tenant's thousand futures."""
     queue = FutureQueue(Bounds(per_tenant=4, total=4))
     for number in range(1000):
         queue.add(future_of('alice', number))
@@ -152,7 +152,7 @@ def test_tenant_with_few_futures_waits_for_one_slot_at_most() -> None:
 
 
 def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
-    """A rate-limited tenant is skipped, and its futures later start in order of arrival."""
+    """A rate-limited tenant is skipped, and its futures start later in order of arrival."""
     held = {'alice'}
     queue = FutureQueue(Bounds(per_tenant=2, total=2), is_rate_limited=held.__contains__)
     for number in range(2):
@@ -174,7 +174,7 @@ def test_held_tenant_is_skipped_and_keeps_its_order() -> None:
     releases=st.lists(st.integers(0, 5), max_size=60),
 )
 def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], releases: list[int]) -> None:
-    """Each base model uses at most its slots, all futures start, and unused queues are dropped."""
+    """Each base model uses at most its slots, all futures start, and unused queues are deleted."""
     queue, running, order = FutureQueue(Bounds(per_tenant=2, total=3)), list[Future](), iter(releases)
     for index, (base_model, tenant) in enumerate(arrivals):
         queue.add(future_of(tenant, index, base_model=base_model))
@@ -193,7 +193,7 @@ def test_slots_are_counted_by_base_model(arrivals: list[tuple[str, str]], releas
 
 
 def test_future_does_not_wait_for_another_base_model() -> None:
-    """A future starts at once although all slots of another base model are in use."""
+    """A future starts immediately although all slots of another base model are in use."""
     queue = FutureQueue(Bounds(per_tenant=2, total=2))
     for index in range(10):
         queue.add(future_of('alice', index, base_model='tiny'))
@@ -219,7 +219,7 @@ def test_removed_future_does_not_start() -> None:
 
 
 def test_number_of_queues_is_bounded() -> None:
-    """Base models beyond the bound share a queue, and all of their futures start."""
+    """Base models beyond the bound share one queue, and all their futures start."""
     queue = FutureQueue(Bounds(per_tenant=1, total=1))
     futures = [future_of('alice', index, base_model=f'made-up-{index}') for index in range(2 * MAX_QUEUES)]
     for future in futures:
@@ -246,7 +246,7 @@ class _StalledModel(Recorder):
 
 
 async def test_stalled_base_model_does_not_starve_another_one() -> None:
-    """Futures run although those of another base model never release their slots, in lanes and outside lanes."""
+    """Futures run although another base model's futures never release their slots, in lanes and outside lanes."""
     for has_lanes in (True, False):
         async with running_futures(_StalledModel()) as gateway:
             for index in range(3 * BOUNDS.per_tenant):
@@ -258,13 +258,13 @@ async def test_stalled_base_model_does_not_starve_another_one() -> None:
 
 
 def test_base_model_is_not_part_of_the_fingerprint() -> None:
-    """A repeated request matches its future whether or not the base model was known the first time."""
+    """A repeated request matches its future, even if the base model was unknown at one of the two requests."""
     future = future_of('alice', 1)
     replace(future, base_model='tiny').check_repeat(future.fingerprint)
 
 
 async def test_held_tenants_use_no_slots_and_continue_later() -> None:
-    """Rate-limited tenants with more lanes than slots do not delay others, and run once their limit ends."""
+    """Rate-limited tenants with more lanes than slots do not delay other tenants, and run once their limit ends."""
     held = {'alice', 'carol'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
         held_futures = list[Future]()
@@ -282,7 +282,7 @@ async def test_held_tenants_use_no_slots_and_continue_later() -> None:
 
 
 async def test_held_futures_run_in_the_next_process() -> None:
-    """A closed gateway starts no future of a rate-limited tenant, and the next process runs it."""
+    """A closed gateway starts no future of a rate-limited tenant; the next process runs the future."""
     held = {'alice'}
     async with running_futures(Recorder(held_tenants=held)) as gateway:
         future = await gateway.submit('one', lane='ad-1')
@@ -296,7 +296,7 @@ async def test_held_futures_run_in_the_next_process() -> None:
 
 @dataclass
 class _VersionPublisher(Recorder):
-    """An executor whose samples wait until a training step publishes their version."""
+    """An executor whose samples wait until a training step has published their version."""
 
     published: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -311,7 +311,7 @@ class _VersionPublisher(Recorder):
 
 
 async def test_samples_that_wait_for_a_version_leave_memory_for_its_training_step() -> None:
-    """A training step runs although waiting samples use all the memory that samples of the tenant may use."""
+    """A training step runs although waiting samples use all the memory that the tenant's samples may use."""
     async with running_futures(_VersionPublisher(), running_bytes=4 * MIB) as gateway:
         samples = [await gateway.submit(f's{n}', payload=bytes(MIB)) for n in range(5)]
         await gateway.recorder.has_started(3)

@@ -1,4 +1,4 @@
-"""Any gateway returns the finished futures of a topic in pages and omits none."""
+"""Any gateway returns all finished futures of a topic, in pages."""
 
 from collections import Counter
 from datetime import timedelta
@@ -14,7 +14,7 @@ PAGE = 1000
 STEP = timedelta(milliseconds=20)
 """Time between two finished futures."""
 OVERLAP = 101
-"""Largest number of futures that a read returns again; the overlap of two reads covers a hundred steps."""
+"""Largest number of futures that a read returns again. Two reads overlap by a hundred steps."""
 
 
 def _finish_some(gateway: GatewayFutures, count: int, *, name: str = 'f', step: timedelta = STEP) -> list[str]:
@@ -47,7 +47,7 @@ async def test_finished_futures_are_returned_in_pages_and_once() -> None:
 
 @pytest.mark.parametrize('step', [STEP, timedelta(0), timedelta(microseconds=1)])
 async def test_lost_responses_and_alternating_gateways_lose_no_future(step: timedelta) -> None:
-    """All finished futures arrive in bounded pages when two gateways alternate and every third response is lost."""
+    """All finished futures arrive in bounded pages although two gateways alternate and every third response is lost."""
     async with running_futures() as gateway:
         count = 2 * PAGE + 500 if step else PAGE - 1
         ids, received, cursor = _finish_some(gateway, count, step=step), Counter[str](), 0
@@ -62,7 +62,7 @@ async def test_lost_responses_and_alternating_gateways_lose_no_future(step: time
 
 
 async def test_future_that_is_stored_late_is_returned() -> None:
-    """A future with a finish time before the cursor, due to another gateway's slow clock, is still returned."""
+    """A future whose finish time is before the cursor, because of another gateway's slow clock, is still returned."""
     async with running_futures() as gateway:
         topics = gateway.topics()
         ids = _finish_some(gateway, 3)

@@ -11,12 +11,11 @@ class UnreadCheckpoints:
     """Checkpoints whose archives must not be read."""
 
     def archive(self, path: str, *, offset: int) -> Any:
-        """Fail."""
         raise AssertionError((path, offset))
 
 
 async def test_head_does_not_read_the_archive() -> None:
-    """A request for the head returns the length of the file or of the range, and the archive is not read."""
+    """The response to a HEAD request has the length of the file or of the range; the archive is not read."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

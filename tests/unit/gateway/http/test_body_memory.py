@@ -1,4 +1,4 @@
-"""Memory of HTTP bodies is reserved before they are read, refused when exhausted, and released afterwards."""
+"""Memory for an HTTP body is reserved before the body is read, refused if exhausted, and released afterwards."""
 
 import asyncio
 import gc
@@ -108,7 +108,7 @@ async def test_every_outcome_releases_memory(api: TinkerApi, gates: MemoryGates)
 
 
 async def test_body_of_many_containers_reserves_more_than_its_bytes(api: TinkerApi, gates: MemoryGates) -> None:
-    """A body with many containers reserves more memory than its bytes, and is refused if that memory is not free."""
+    """A body of many containers reserves more memory than its bytes, and is refused if this memory is not free."""
     body = json.dumps({'request_id': 'x', 'more': [[]] * 10_000}).encode()
     assert json_work_bytes(body) > 15 * len(body)
     other = gates.work.hold('alice')
@@ -160,7 +160,7 @@ def _list_of(item: str, size_bytes: int = 256 * KIB) -> str:
 def test_parsed_body_takes_no_more_memory_than_it_reserves(
     make: Callable[[dict[str, Any]], object], body: str, item: str
 ) -> None:
-    """Parsing a body with as many small objects as possible uses no more memory than the call reserves."""
+    """Parsing a body of as many small objects as possible uses no more memory than the call reserves."""
     data = body.replace('ITEMS', _list_of(item)).encode()
     make(parse_object(data))
     gc.collect()
@@ -192,7 +192,7 @@ async def test_body_with_a_content_length_reserves_memory_before_it_is_read() ->
 
 
 async def test_endless_or_slow_body_is_refused() -> None:
-    """An endless body is refused as too large, and a body that is too slow after the grace period is refused."""
+    """An endless body is refused as too large; a body that is too slow after the grace period is refused too."""
     with pytest.raises(MessageTooLarge):
         await read_bytes(call_of(endless(KIB)), limit_bytes=16 * KIB)
     pace = Pace(grace_seconds=0.05, slowest_bytes=1 << 20)
@@ -202,7 +202,7 @@ async def test_endless_or_slow_body_is_refused() -> None:
 
 
 async def test_disconnect_within_the_body_raises() -> None:
-    """Reading the body of a client that disconnects before its end raises ClientDisconnected."""
+    """If a client disconnects before the end of its body, reading the body raises ClientDisconnected."""
 
     async def disconnected() -> dict[str, Any]:
         return {'type': 'http.disconnect'}
@@ -215,7 +215,7 @@ async def test_disconnect_within_the_body_raises() -> None:
 
 @pytest.mark.parametrize('size', [0, 1, (1 << 18) - 100, (1 << 18) + 1, 3 << 18])
 async def test_long_responses_are_written_in_chunks(size: int) -> None:
-    """A long response is written in order in chunks of bounded size."""
+    """A long response is written in order, in chunks of bounded size."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

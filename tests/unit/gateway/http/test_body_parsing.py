@@ -1,4 +1,4 @@
-"""Tests that no JSON body stops other work of the process while it is parsed and converted."""
+"""Tests that other threads continue while a JSON body is parsed and converted."""
 
 import threading
 import time
@@ -14,7 +14,8 @@ from services.kit.errors import InvalidField
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-"""Size of the bodies. Parsing one in a single step would hold the interpreter's lock for one to five seconds."""
+"""Size of the bodies. Parsing such a body in a single step would hold the interpreter's lock for one to five
+seconds."""
 
 
 def tensor(item: str) -> bytes:
@@ -50,14 +51,14 @@ def test_other_threads_run_while_a_long_body_is_parsed_and_converted(item: str) 
 
 @pytest.mark.parametrize('item', ['[]', '{}', '""'])
 def test_bodies_with_too_many_lists_objects_or_texts_are_refused(item: str) -> None:
-    """A body with too many elements that cannot be parsed in short steps is refused before it is parsed."""
+    """A body with too many elements that cannot be parsed in short steps is refused before parsing."""
     body = f'{{"a":[{",".join([item] * (SIZE // 3))}]}}'.encode()
     with pytest.raises(InvalidField, match='may have the character'):
         parse_object(body)
 
 
-def test_long_numbers_are_parsed_alike_in_long_and_short_bodies() -> None:
-    """The length of a body does not change the parsed numbers."""
+def test_long_numbers_are_parsed_equally_in_long_and_short_bodies() -> None:
+    """A number is parsed to the same value in a long body and in a short body."""
     text = '[0,-1,9007199254740993,123456789012345678901234567890,1.5,1e3]'
     short = parse_object(f'{{"a":{text}}}'.encode())
     long = parse_object(f'{{"a":{text},"b":"{"x" * 2 * MIB}"}}'.encode())

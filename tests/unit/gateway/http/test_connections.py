@@ -1,4 +1,4 @@
-"""Connections are limited in number, and connections that their clients leave idle are closed."""
+"""The number of connections is limited, and idle connections are closed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ LARGE = 1 << 26
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Send a large response for `/large`, two bytes for other paths, and for `/waiting` nothing before a disconnect."""
+    """Send a large response for `/large`, two bytes for other paths, and nothing for `/waiting` before a disconnect."""
     while scope['path'] == '/waiting' and (await receive())['type'] != 'http.disconnect':
         pass
     size = LARGE if scope['path'] == '/large' else 2
@@ -68,7 +68,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_connection_over_the_limit_is_closed() -> None:
-    """A connection over the limit is closed; after another connection closes, a new one is served."""
+    """A connection over the limit is closed; when another connection has closed, a new connection is served."""
     async with serving(limit=2, head_seconds=60) as server:
         (first, to_first), (_, second) = await server.connect(), await server.connect()
         third, to_third = await server.connect()
@@ -86,7 +86,7 @@ async def test_connection_over_the_limit_is_closed() -> None:
 
 
 async def test_connection_without_a_complete_head_is_closed() -> None:
-    """A connection without a complete request head is closed, for the first request and for later ones."""
+    """A connection without a complete request head is closed, for the first request and for later requests."""
     async with serving(head_seconds=0.05) as server:
         silent, to_silent = await server.connect()
         assert await is_closed(silent)
@@ -117,8 +117,8 @@ async def test_connection_of_a_client_that_does_not_read_is_closed() -> None:
         to_fast.close()
 
 
-async def test_disconnect_is_noticed_behind_a_further_request() -> None:
-    """A client that sent two requests and disconnects ends the first one, for which the server still works."""
+async def test_disconnect_is_detected_after_a_second_request() -> None:
+    """If a client sends two requests and disconnects, the first request ends, although it is still being processed."""
     async with serving() as server:
         _, writer = await server.connect()
         writer.write(GET.replace(b'/ ', b'/waiting ') + GET)
@@ -130,7 +130,7 @@ async def test_disconnect_is_noticed_behind_a_further_request() -> None:
 
 
 async def test_requests_sent_at_once_are_answered_in_order() -> None:
-    """Requests that arrive before the response to an earlier one are served one after the other."""
+    """Requests that arrive before the response to an earlier request are served in order."""
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(GET.replace(b'/ ', b'/large ') + GET)
@@ -143,7 +143,7 @@ async def test_requests_sent_at_once_are_answered_in_order() -> None:
 
 
 async def test_connection_of_a_client_that_sends_too_early_is_closed() -> None:
-    """A client that sends much more than a request before it has a response loses its connection."""
+    """A connection whose client sends much more than one request before a response is closed."""
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(GET.replace(b'/ ', b'/waiting ') + bytes(1 << 20))

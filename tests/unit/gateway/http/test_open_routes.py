@@ -1,4 +1,4 @@
-"""Tests routes that serve calls without a caller: their limits, their traces, and errors of other protocols."""
+"""Tests of routes for calls without a caller: their limits, their traces, and errors of other protocols."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ METHOD = '/twinkle.api.server.v1.ServerService/GetServerInfo'
 
 
 class AnyTenant:
-    """Authenticates calls by the tenant that their `authorization` names."""
+    """Authenticates each call as the tenant in its `authorization` header."""
 
     recheck_interval = None
 
@@ -69,7 +69,7 @@ async def client_of(held: Held, *, call_limit: int) -> AsyncIterator[httpx.Async
 
 
 async def test_open_calls_share_the_limit_of_one_tenant() -> None:
-    """Open calls take at most half of the slots, however many there are, so calls with a key are served."""
+    """Open calls take at most half of the slots, however many there are, so that calls with a key are served."""
     held = Held()
     async with client_of(held, call_limit=4) as client:
         running = [asyncio.ensure_future(client.get('/open')) for _ in range(2)]
@@ -84,7 +84,7 @@ async def test_open_calls_share_the_limit_of_one_tenant() -> None:
 
 
 async def test_open_call_does_not_choose_its_request_id() -> None:
-    """Callers without credentials cannot put a text of their choice into logs as a request id."""
+    """Callers without credentials cannot choose the request id, which is written to logs."""
     held = Held()
     held.release.set()
     async with client_of(held, call_limit=4) as client:
@@ -96,7 +96,7 @@ async def test_open_call_does_not_choose_its_request_id() -> None:
 
 @pytest.mark.parametrize(('path', 'status', 'text'), [('/text', 200, 'QUEUE_FULL')])
 async def test_route_writes_errors_in_its_protocol(path: str, status: int, text: str) -> None:
-    """A route with its own protocol writes the errors of the guard, too."""
+    """A route with its own protocol also uses this protocol for the errors of the guard."""
     async with client_of(Held(), call_limit=0) as client:
         response = await client.get(path)
         assert (response.status_code, response.text) == (status, text)

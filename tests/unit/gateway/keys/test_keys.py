@@ -1,4 +1,4 @@
-"""Operations on tenants, projects and keys, over the stores in memory."""
+"""Operations on tenants, projects and keys, with the stores in memory."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ REQUEST = KeyRequest(tenant_id='alice', scopes=frozenset({Scope.TRAIN}), display
 
 
 class Harness:
-    """Tenants, projects and keys on one clock."""
+    """Tenants, projects and keys that share one clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -33,13 +33,13 @@ class Harness:
         self.keys = Keys(self.store, self.tenants, self.projects, verifier=self.verifier, clock=self.clock)
 
     async def issue(self, ttl: timedelta | None = None) -> IssuedKey:
-        """Create the tenant alice, and return a new key of this tenant."""
+        """Create the tenant alice, and return a new key of hers."""
         await self.tenants.create('alice', display_name='Alice')
         return await self.keys.create(replace(REQUEST, ttl=ttl))
 
 
 async def test_new_key_is_valid_and_its_secret_is_not_shown_again() -> None:
-    """A new secret is valid for its key, and neither the list of keys nor `repr` contains it."""
+    """A new secret is valid for its key; neither the list of keys nor `repr` contains the secret."""
     harness = Harness()
     issued = await harness.issue()
     assert await harness.verifier.verify(issued.secret) == issued.key
@@ -73,7 +73,7 @@ async def test_cached_key_expires_on_time() -> None:
 
 
 async def test_key_is_looked_up_once_while_it_is_cached() -> None:
-    """The store is read once within the lifetime of a cached key, and again afterwards."""
+    """The store is read once during the lifetime of a cached key, and again afterwards."""
     harness = Harness()
     issued = await harness.issue()
     for _ in range(10):
@@ -85,7 +85,7 @@ async def test_key_is_looked_up_once_while_it_is_cached() -> None:
 
 
 async def test_revocation_takes_effect_immediately() -> None:
-    """A cached key is refused right after this gateway revokes it."""
+    """A cached key is refused immediately after this gateway has revoked it."""
     harness = Harness()
     issued = await harness.issue()
     await harness.verifier.verify(issued.secret)
@@ -95,7 +95,7 @@ async def test_revocation_takes_effect_immediately() -> None:
 
 
 async def test_unknown_secrets_do_not_evict_a_valid_key() -> None:
-    """A valid key stays cached after many unknown secrets, which have a separate bounded cache."""
+    """A valid key stays cached after many unknown secrets, which are cached separately and in limited number."""
     harness = Harness()
     issued = await harness.issue()
     await harness.verifier.verify(issued.secret)
@@ -111,7 +111,7 @@ async def test_unknown_secrets_do_not_evict_a_valid_key() -> None:
 
 
 async def test_unknown_tenants_and_keys_are_not_found() -> None:
-    """Creating and listing keys require an existing tenant, and revoking requires an existing key."""
+    """Creating and listing keys need an existing tenant, and revoking needs an existing key."""
     harness = Harness()
     with pytest.raises(TenantNotFound):
         await harness.keys.create(replace(REQUEST, tenant_id='unknown'))
@@ -122,7 +122,7 @@ async def test_unknown_tenants_and_keys_are_not_found() -> None:
 
 
 async def test_rotated_key_stays_valid_during_the_overlap() -> None:
-    """The new key has the rights and the lifetime of the old key, which is valid until the overlap ends."""
+    """The new key has the rights and the lifetime of the old key; the old key is valid until the overlap ends."""
     harness = Harness()
     old = await harness.issue(ttl=timedelta(days=30))
     harness.clock.advance(timedelta(days=10))
@@ -138,7 +138,7 @@ async def test_rotated_key_stays_valid_during_the_overlap() -> None:
 
 
 async def test_key_rotated_without_overlap_expires_immediately() -> None:
-    """A cached key is refused right after a rotation without overlap, and cannot be rotated again."""
+    """A cached key is refused immediately after a rotation without overlap, and cannot be rotated again."""
     harness = Harness()
     old = await harness.issue()
     await harness.verifier.verify(old.secret)
@@ -152,7 +152,7 @@ async def test_key_rotated_without_overlap_expires_immediately() -> None:
 
 
 async def test_second_rotation_keeps_the_first_retire_time() -> None:
-    """Rotating again neither extends the old key nor shortens the lifetime of the new one."""
+    """A second rotation neither extends the old key nor shortens the lifetime of the new one."""
     harness = Harness()
     old = await harness.issue(ttl=timedelta(days=30))
     await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))
@@ -163,7 +163,7 @@ async def test_second_rotation_keeps_the_first_retire_time() -> None:
 
 
 async def test_key_needs_a_project_of_its_own_tenant() -> None:
-    """A key cannot name a project of another tenant, and a project needs an existing tenant."""
+    """A key cannot have another tenant's project, and a project needs an existing tenant."""
     harness = Harness()
     await harness.tenants.create('alice', display_name='')
     await harness.tenants.create('bob', display_name='')
@@ -187,7 +187,7 @@ async def test_bootstrap_key_is_installed_once() -> None:
 
 
 async def test_empty_bootstrap_secret_creates_no_key() -> None:
-    """Installing an empty secret creates the default tenant only."""
+    """An empty secret creates only the default tenant."""
     harness = Harness()
     await harness.keys.install_bootstrap_key('')
     assert (await harness.keys.list('default', Page(size=5))).items == []

@@ -17,7 +17,7 @@ KEY = ApiKey(key_id='key-1', tenant_id='a', scopes=frozenset(Scope), display_nam
 
 
 def test_key_is_valid_until_it_expires_or_is_revoked() -> None:
-    """A key is invalid from the moment of its expiry, and always once it is revoked."""
+    """A key is invalid from its expiry on, and always once it is revoked."""
     assert KEY.is_valid_at(NOW)
     expiring = replace(KEY, expire_time=NOW + timedelta(hours=1))
     assert expiring.is_valid_at(NOW + timedelta(minutes=59))
@@ -33,7 +33,7 @@ def test_secret_contains_its_key_id_and_is_unique() -> None:
 
 
 def test_digest_depends_on_secret_and_pepper() -> None:
-    """The same secret has one digest under one pepper and a different digest under another pepper."""
+    """A secret has one digest with one pepper, and a different digest with another pepper."""
     one, other = PepperedHasher(b'1' * 32), PepperedHasher(b'2' * 32)
     assert one.digest('tml-a') == one.digest('tml-a')
     assert len({one.digest('tml-a'), one.digest('tml-b'), other.digest('tml-a')}) == 3
@@ -46,7 +46,7 @@ def test_short_pepper_is_refused() -> None:
 
 
 def test_pepper_file_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    """The second call returns the pepper of the first one, and the file's mode is 0600."""
+    """The second call returns the first call's pepper, and the file's mode is 0600."""
     path = tmp_path / 'state' / 'pepper'
     pepper = load_pepper(path)
     assert load_pepper(path) == pepper
@@ -63,12 +63,12 @@ def test_configured_pepper_is_used_unchanged(tmp_path: Path) -> None:
 
 
 def test_each_state_folder_has_a_permanent_pepper(tmp_path: Path) -> None:
-    """A state folder always gives the same pepper, and two folders have different ones."""
+    """A state folder always gives the same pepper, and two folders give different peppers."""
     first = pepper_of(GatewayConfig(state_dir=tmp_path / 'a'))
     assert pepper_of(GatewayConfig(state_dir=tmp_path / 'a')) == first != pepper_of(GatewayConfig(state_dir=tmp_path))
 
 
-def test_damaged_or_missing_pepper_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_or_missing_pepper_is_refused(tmp_path: Path) -> None:
     """A damaged file, or a missing file that may not be created, is refused; a pepper without a checksum is read."""
     path = tmp_path / 'key_pepper'
     pepper = load_pepper(path)

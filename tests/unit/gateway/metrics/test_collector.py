@@ -1,4 +1,4 @@
-"""The collector stores reports of the model services once, and keeps them while the database does not respond."""
+"""The collector stores the model services' reports once, and keeps them while the database does not respond."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ LIMITS = PointLimits(per_run=100)
 
 
 class MemoryStore:
-    """Implements `MetricStore` for reports; it raises the errors in `failures` first."""
+    """Implements `MetricStore` for reports; it first raises the errors in `failures`."""
 
     def __init__(self) -> None:
         self.saved: dict[tuple[str, str], list[int]] = {}
@@ -71,7 +71,7 @@ def collector(store: MemoryStore) -> MetricCollector:
 
 
 async def test_repeated_reports_are_stored_once(store: MemoryStore, collector: MetricCollector) -> None:
-    """The feed sends the last reports again with each change; each is stored once, in one call for each run."""
+    """The feed repeats the last reports with each change; each report is stored once, in one call per run."""
     for numbers in ([], [2], [2], [2, 4], [4, 6]):
         await collector.save(reports(*numbers))
     await collector.save(reports(3, run_id='ad-2'))
@@ -82,7 +82,7 @@ async def test_repeated_reports_are_stored_once(store: MemoryStore, collector: M
 
 
 async def test_reports_wait_while_the_database_does_not_respond(store: MemoryStore, collector: MetricCollector) -> None:
-    """A failed flush loses nothing and keeps the order; a cancelled one does so, too."""
+    """A failed flush and a cancelled flush lose no report and keep the order."""
     await collector.save(reports(2))
     await collector.save(reports(3, run_id='ad-2'))
     for error in (ServiceUnreachable('database'), asyncio.CancelledError()):
@@ -105,7 +105,7 @@ async def test_reports_wait_while_the_database_does_not_respond(store: MemorySto
 async def test_unusable_run_does_not_stop_the_others(
     store: MemoryStore, collector: MetricCollector, error: Exception
 ) -> None:
-    """The reports of a run that is full or damaged are dropped, and those of other runs are stored."""
+    """The reports of a run that is full or damaged are dropped, and the reports of other runs are stored."""
     store.failures.append(error)
     await collector.save(reports(2))
     await collector.save(reports(3, run_id='ad-2'))
@@ -114,8 +114,8 @@ async def test_unusable_run_does_not_stop_the_others(
     assert store.call_count == 2
 
 
-async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore, collector: MetricCollector) -> None:
-    """Reports that wait when a run is deleted are stored; afterwards, any number of the run is new."""
+async def test_deleted_run_is_dropped_after_its_last_report(store: MemoryStore, collector: MetricCollector) -> None:
+    """Reports that wait when a run is deleted are stored; afterwards, a report of the run may have any number."""
     await collector.save(reports(2))
     await collector.mark_deleted(('alice', 'ad-1'), moment=MOMENT)
     await collector.mark_absent_deleted([], moment=MOMENT)
@@ -127,7 +127,7 @@ async def test_deleted_run_is_forgotten_after_its_last_report(store: MemoryStore
 
 
 async def test_waiting_reports_are_limited(store: MemoryStore, collector: MetricCollector) -> None:
-    """A limited number of reports wait during a long failure of the database; reports are then received again."""
+    """A limited number of reports wait during a long database failure; afterwards, reports are received again."""
     for number in range(1, MAX_WAITING + 10):
         await collector.save(reports(number))
     store.failures.append(ServiceUnreachable('database'))
@@ -143,7 +143,7 @@ async def test_waiting_reports_are_limited(store: MemoryStore, collector: Metric
 
 
 async def test_dropped_reports_are_counted_and_logged_once(store: MemoryStore, collector: MetricCollector) -> None:
-    """A tenant over its limit causes one log line for all its runs, until a report is stored again."""
+    """A tenant over its limit causes one log line for all its runs, until one of its reports is stored again."""
     before = metric('twinkle_metric_reports_dropped_total', cause='metric_points')
     lines: list[list[str]] = []
     for number in range(1, 5):

@@ -1,4 +1,4 @@
-"""Runs that the gateway does not know yet, and the division of points into chunks."""
+"""Logging to runs that the gateway does not know yet, and the division of points into chunks."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ class _Runs:
 
 
 class _Store:
-    """Store that keeps the arguments of its calls."""
+    """Store that records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.saved: list[Any] = []
@@ -45,7 +45,7 @@ class _Store:
 
 
 class _SlowStore(_Store):
-    """Store whose calls last until the test continues them; it counts the running calls of each tenant."""
+    """Store whose calls wait for the test. It counts the running calls of each tenant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def _metrics(unknown_calls: int) -> tuple[Any, _Store, list[float]]:
 
 @pytest.mark.parametrize('unknown_calls', [0, 1, 5])
 async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
-    """A run that becomes known within about two seconds is logged, after growing pauses."""
+    """If a run becomes known within about two seconds, its points are stored after attempts with growing pauses."""
     metrics, store, pauses = _metrics(unknown_calls)
     points = [Point('loss', 0, 1.0)]
     await metrics.log(ALICE, 'ad-1', points)
@@ -100,7 +100,7 @@ async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
 
 
 async def test_unknown_runs_are_refused() -> None:
-    """Logging to an unknown run fails after less than two seconds, and reading its metrics fails at once."""
+    """Logging to an unknown run fails after less than two seconds; reading its metrics fails immediately."""
     metrics, store, pauses = _metrics(6)
     with pytest.raises(RunNotFound):
         await metrics.log(ALICE, 'ad-1', [Point('loss', 0, 1.0)])
@@ -113,8 +113,8 @@ async def test_unknown_runs_are_refused() -> None:
 
 
 @pytest.mark.parametrize('is_log', [True, False], ids=['log', 'get'])
-async def test_calls_of_a_tenant_take_turns(*, is_log: bool) -> None:
-    """One call of a tenant stores or reads points at a time, and another tenant's call does not wait for the others."""
+async def test_calls_of_a_tenant_run_one_at_a_time(*, is_log: bool) -> None:
+    """One call of a tenant stores or reads points at a time; a call of another tenant does not wait for it."""
     store, runs = _SlowStore(), _Runs(0)
     slow: Any = store
     known: Any = runs
@@ -151,7 +151,7 @@ def _steps(kind: str, count: int) -> list[int]:
 @pytest.mark.parametrize('kind', ['ascending', 'descending', 'sparse', 'random', 'repeated'])
 @pytest.mark.parametrize('batch', [1, 7, 1000])
 def test_chunks_are_full_in_any_order_of_steps(kind: str, batch: int) -> None:
-    """Points in any order are stored like values of a mapping, in chunks that are at least half full on average."""
+    """Points in any order are stored like a mapping, in chunks that are at least half full on average."""
     steps = _steps(kind, 3000)
     stored: dict[tuple[str, int], bytes] = {}
     expected: dict[int, float] = {}

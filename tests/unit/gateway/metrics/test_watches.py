@@ -1,4 +1,4 @@
-"""Watches of metrics over a store in memory: what each watcher receives, and what stays in memory."""
+"""Watches of metrics with a store in memory: the updates of each watcher, and the data that stays in memory."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ class ListedRuns:
         self._store = store
 
     async def get(self, caller: Caller, run_id: str) -> None:
-        """Return nothing if the run is listed."""
+        """Return if the run is listed; raise RunNotFound if not."""
         if (caller.tenant_id, run_id) not in self._store.listed:
             raise RunNotFound(run_id)
 
@@ -45,7 +45,7 @@ def store() -> MemoryMetricStore:
 
 @pytest.fixture
 def watches(store: MemoryMetricStore) -> MetricWatches:
-    """Watches of the store; the tests poll."""
+    """Watches of the store; the test calls `poll`."""
     runs: Any = ListedRuns(store)
     return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
 
@@ -67,7 +67,7 @@ def steps_of(update: MetricUpdate) -> dict[str, list[int]]:
 
 
 async def after_poll(watches: MetricWatches, updates: Watch) -> MetricUpdate:
-    """Poll until the watch has another update, and return it."""
+    """Poll until the watch has a further update, and return the update."""
     pending = asyncio.ensure_future(anext(updates))
     while not pending.done():
         await watches.poll()
@@ -76,7 +76,7 @@ async def after_poll(watches: MetricWatches, updates: Watch) -> MetricUpdate:
 
 
 async def test_watch_sends_a_snapshot_and_then_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """The first update has all points, and each later one the new and the replaced points."""
+    """The first update has all points, and each later update has the new and replaced points."""
     await save(store, loss=1)
     async with aclosing(watch(watches)) as updates:
         first = await anext(updates)
@@ -91,7 +91,7 @@ async def test_watch_sends_a_snapshot_and_then_changes(store: MemoryMetricStore,
 
 
 async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """Each run of a watch has a snapshot, also without metrics, and its own changes."""
+    """Each run of a watch has a snapshot, even without metrics, and separate changes."""
     await save(store, loss=1)
     async with aclosing(watch(watches, 'ad-1', 'ad-2')) as updates:
         first = [await anext(updates), await anext(updates)]
@@ -102,7 +102,7 @@ async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: Met
 
 
 async def test_watch_resumes_without_a_snapshot(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """A watcher with a revision receives only later points, and an empty update at once if nothing has changed."""
+    """A watcher with a revision receives only later points, or immediately an empty update if nothing has changed."""
     await save(store, loss=1)
     async with aclosing(watch(watches)) as updates:
         known = (await anext(updates)).revision
@@ -131,7 +131,7 @@ async def test_changes_are_selected(store: MemoryMetricStore, watches: MetricWat
 
 
 async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """The points of a change are read once for all watchers that read fast, and each watcher has all of them."""
+    """The points of a change are read once for all watchers that read quickly, and each of them receives all points."""
     watchers = [watch(watches) for _ in range(20)]
     for updates in watchers:
         await anext(updates)
@@ -149,7 +149,7 @@ async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, wat
 async def test_slow_watcher_receives_the_newest_points_together(
     store: MemoryMetricStore, watches: MetricWatches
 ) -> None:
-    """A watcher that misses changes receives all of them in one update, and a snapshot if there are too many."""
+    """A watcher that misses changes receives all of them in one update, or a snapshot if there are too many."""
     async with aclosing(watch(watches, max_points=30)) as updates:
         await anext(updates)
         for step in range(20):
@@ -167,7 +167,7 @@ async def test_slow_watcher_receives_the_newest_points_together(
 
 
 async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """Watchers read a change with many points from the store, so the gateway keeps a limited number of them."""
+    """Watchers read a change with many points from the store, so the gateway keeps few points in memory."""
     async with aclosing(watch(watches, max_points=10_000)) as updates:
         await anext(updates)
         await watches.poll()
@@ -180,7 +180,7 @@ async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, wat
 
 
 async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """A run of another tenant, and one that is no longer listed, raise RunNotFound; watches of other runs continue."""
+    """Another tenant's run, and a run that is no longer listed, raise RunNotFound; watches of other runs continue."""
     bob = watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter())
     with pytest.raises(RunNotFound):
         await anext(bob)
@@ -198,7 +198,7 @@ async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: Met
 
 
 async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """Watches of a gateway that begins to stop fail with DRAINING, which clients retry."""
+    """When the gateway begins to stop, watches fail with DRAINING, after which clients retry."""
     watchers = [watch(watches), watch(watches, 'ad-2')]
     for updates in watchers:
         await anext(updates)
@@ -211,7 +211,7 @@ async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watch
 
 
 class SlowStore(MemoryMetricStore):
-    """Store whose reads last until the test continues them; it counts the running reads of each tenant."""
+    """Store whose reads wait for the test. It counts the running reads of each tenant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class SlowStore(MemoryMetricStore):
         self.running: Counter[str] = Counter()
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Any:
-        """Return the metrics of a run once the test continues the read."""
+        """Wait for the test, and return the metrics of a run."""
         self.running[tenant_id] += 1
         await self.continued.wait()
         self.running[tenant_id] -= 1
@@ -227,7 +227,7 @@ class SlowStore(MemoryMetricStore):
 
 
 async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
-    """Only one watch of a tenant reads points at a time, and another tenant's watch does not wait for the others."""
+    """Only one watch of a tenant reads points at a time; a watch of another tenant does not wait for it."""
     store = SlowStore()
     store.listed = {('alice', 'ad-1'), ('bob', 'ad-1')}
     runs: Any = ListedRuns(store)
@@ -245,7 +245,7 @@ async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
 
 
 async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """A tenant has a limited number of watches; the end of one allows another, and other tenants have their own."""
+    """A tenant has a limited number of watches; the end of one allows another. Other tenants have separate limits."""
     store.listed.add(('bob', 'ad-1'))
     watchers = [watch(watches) for _ in range(MAX_WATCHES)]
     for updates in watchers:
@@ -274,7 +274,7 @@ class DamagedStore(MemoryMetricStore):
 
 
 async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> None:
-    """Damaged points end the watches of their run, and those of other runs continue."""
+    """Damaged points end the watches of their run; watches of other runs continue."""
     damaged = DamagedStore()
     damaged.listed = store.listed
     runs: Any = ListedRuns(damaged)
@@ -292,7 +292,7 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
 
 
 async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(store: MemoryMetricStore) -> None:
-    """A new watch receives the changes of a repaired run, while an earlier one has not read the failure."""
+    """A new watch receives the changes of a repaired run, although an earlier watcher has not read the failure."""
     damaged = DamagedStore()
     damaged.listed = store.listed
     runs: Any = ListedRuns(damaged)
@@ -312,7 +312,7 @@ async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing
 
 
 async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: MemoryMetricStore) -> None:
-    """The background task polls only while there are watchers, and polls again after the database did not respond."""
+    """The background task polls only while there are watchers, and continues after the database did not respond."""
     pauses, is_paused = asyncio.Semaphore(0), asyncio.Event()
 
     async def pause(seconds: float) -> None:

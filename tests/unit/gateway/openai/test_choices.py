@@ -21,7 +21,7 @@ CALLER = Caller(tenant_id='alice')
 
 
 class LetterTokens:
-    """Fake samplers whose tokens are letters."""
+    """Fake samplers that use letters as tokens."""
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
         del caller
@@ -86,7 +86,7 @@ async def response_to(request: GenerationRequest, events: list[tuple[int, wire.S
 
 
 async def test_usage_counts_each_prompt_once_and_every_token() -> None:
-    """Usage counts a prompt once for all its choices, and includes tokens hidden by a stop string."""
+    """Usage counts a prompt once for all its choices, and includes tokens that a stop string hides."""
     stop, length = sampling_pb2.STOP_REASON_STOP, sampling_pb2.STOP_REASON_LENGTH
     events = [
         (0, prompt_of([1, 2, 3], cached_token_count=2)),

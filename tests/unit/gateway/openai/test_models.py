@@ -1,4 +1,4 @@
-"""Names of models that the catalogue does not list, and cancellation of a stream of several prompts."""
+"""Names of models that are not in the catalogue, and cancellation of a stream of several prompts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -31,7 +31,6 @@ class SilentSamplers:
         self.open_count = 0
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
-        """Wait forever."""
         del caller, request
         self.open_count += 1
         self.called.set()
@@ -43,7 +42,7 @@ class SilentSamplers:
 
 
 async def test_cancelled_reader_leaves_no_task() -> None:
-    """When the reader of a merged stream is cancelled, sampling of all prompts is cancelled and no task remains."""
+    """When the reader of a merged stream is cancelled, the sampling of all prompts is cancelled and no task remains."""
     samplers: Any = SilentSamplers()
     before = asyncio.all_tasks()
 
@@ -109,7 +108,7 @@ def resolver_of(weights: Any) -> ModelResolver:
 @pytest.mark.parametrize('prefix', ['', 'tiny;'])
 @pytest.mark.parametrize('name', ['new', 'new@3', PUBLIC, 'twinkle://theirs/weights/public'])
 async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -> None:
-    """A run that the catalogue does not list yet, and a public checkpoint of another tenant, can be sampled."""
+    """A run that is not in the catalogue yet, and another tenant's public checkpoint, can be sampled."""
     found = await resolver_of(FakeWeights()).find(ALICE, prefix + name)
     assert (found.base_model, found.run) == ('tiny', None)
     assert found.adapter is not None
@@ -126,13 +125,13 @@ async def test_other_weights_are_unknown(name: str) -> None:
 
 
 async def test_public_weights_need_their_base_model() -> None:
-    """A different base model in front of a public path is refused."""
+    """A public path after a different base model is refused."""
     with pytest.raises(InvalidField):
         await resolver_of(FakeWeights()).find(ALICE, f'large;{PUBLIC}')
 
 
 async def test_unreachable_services_do_not_hide_models() -> None:
-    """An unreachable checkpoint service is reported for a path; an unreachable model service makes a name unknown."""
+    """An unreachable checkpoint service is an error for a path; an unreachable model service makes a name unknown."""
     weights = FakeWeights()
     weights.failure = ServiceUnreachable('checkpoint')
     with pytest.raises(ServiceUnreachable):

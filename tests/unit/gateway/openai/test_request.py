@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API: each is parsed unambiguously or refused with the name of the parameter."""
+"""Request bodies of the OpenAI API: each is parsed, or refused by an error that names the parameter."""
 
 import itertools
 import json
@@ -57,7 +57,7 @@ def test_every_parameter_accepts_or_refuses_every_value() -> None:
 
 
 def test_refusals_of_samplers_name_the_parameter_of_the_api() -> None:
-    """A field of the sampler contract is reported as the parameter of the API that the client called."""
+    """The error for a field of the sampler contract names the parameter of the API that the client called."""
     fields = (
         'prompt.chat.trajectory.messages[1].content',
         'params.max_tokens',
@@ -75,12 +75,12 @@ def test_refusals_of_samplers_name_the_parameter_of_the_api() -> None:
 
 
 def test_damaged_weights_are_not_a_server_error() -> None:
-    """Damaged weights have a status below 500, because a repeated call cannot succeed."""
+    """Damaged weights have a status below 500, because a repeated call cannot succeed either."""
     assert OpenAiErrors().status_of(CheckpointDamaged('run/weights/1')) == 400
 
 
 def test_messages_of_any_shape_are_accepted_or_refused() -> None:
-    """Random messages are valid, or refused with a field name that begins with `messages`."""
+    """Random messages are valid, or are refused with a field name that begins with `messages`."""
     generator = random.Random(0)
     names = ('role', 'content', 'tool_calls', 'tool_call_id', 'reasoning_content', 'name', 'refusal')
     roles = ('user', 'assistant', 'tool', 'system')
@@ -95,7 +95,7 @@ def test_messages_of_any_shape_are_accepted_or_refused() -> None:
 
 @pytest.mark.parametrize('depth', [25, 400, 900])
 def test_arguments_that_are_nested_too_deeply_are_refused(depth: int) -> None:
-    """Arguments of a tool call nested deeper than protobuf parsers accept are refused."""
+    """A tool call's arguments that are nested deeper than protobuf parsers accept are refused."""
     arguments = '{"a":' * depth + '1' + '}' * depth
     call = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': arguments}}
     with pytest.raises(InvalidField) as caught:
@@ -113,7 +113,7 @@ def test_arguments_of_the_maximum_depth_are_accepted() -> None:
 
 
 def test_schema_that_is_too_long_is_refused() -> None:
-    """A schema is limited in size, because each prompt is sampled with a copy of it."""
+    """A schema is limited in size, because each prompt is sampled with a copy of the schema."""
     schema = {'type': 'object', 'description': 'x' * 70_000}
     form = {'type': 'json_schema', 'json_schema': {'name': 'n', 'schema': schema}}
     with pytest.raises(InvalidField) as caught:
@@ -122,7 +122,7 @@ def test_schema_that_is_too_long_is_refused() -> None:
 
 
 def test_name_with_an_unpaired_surrogate_is_encodable() -> None:
-    """A repeated name with an unpaired surrogate can be encoded in the error response."""
+    """An error response that repeats a name with an unpaired surrogate can be encoded."""
     with pytest.raises(InvalidField) as caught:
         parse_object(b'{"\\ud800": 1, "\\ud800": 2}')
     assert error_body(caught.value)['reason'] == 'INVALID_FIELD'
@@ -130,7 +130,7 @@ def test_name_with_an_unpaired_surrogate_is_encodable() -> None:
 
 @pytest.mark.parametrize('text', ['a\nb\r\nc', 'a\u2028b\u2029c\u0085d', '\x0b\x0c\x1c\x1d\x1e', '\U0001f642ä\0'])
 def test_event_is_one_line_for_every_reader(text: str) -> None:
-    """A server-sent event is one line even if a reader splits at Unicode line separators, and its text is unchanged."""
+    """A server-sent event is one line, even for readers that split at Unicode line separators, and keeps its text."""
     event = event_bytes({'text': text}).decode()
     assert event.endswith('\n\n')
     (line, empty) = event.splitlines()

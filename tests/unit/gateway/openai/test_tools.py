@@ -1,4 +1,4 @@
-"""Conversion of tools: the constraint of a required call keeps the meaning of every schema."""
+"""Conversion of tools: the constraint of a required call preserves the meaning of every schema."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize('is_parallel', [True, False])
 def test_required_call_accepts_exactly_the_arguments_of_each_tool(*, is_parallel: bool) -> None:
-    """A call satisfies the combined schema if, and only if, its arguments satisfy the schema of its tool."""
+    """A call satisfies the combined schema exactly if its arguments satisfy the schema of its tool."""
     combined = schema_of(request_with(tool_choice='required', parallel_tool_calls=is_parallel))
     for (name, schema), arguments in itertools.product({'tree': TREE, 'flat': FLAT}.items(), ARGUMENTS):
         call = {'name': name, 'parameters': arguments}
@@ -71,7 +71,7 @@ def test_required_call_accepts_exactly_the_arguments_of_each_tool(*, is_parallel
 
 
 def test_named_call_accepts_one_call_of_its_tool() -> None:
-    """A named function accepts one call of this function, also with parallel calls."""
+    """A named function accepts one call of this function, even if parallel calls are allowed."""
     choice = {'type': 'function', 'function': {'name': 'flat'}}
     schema = schema_of(request_with(tool_choice=choice, parallel_tool_calls=True))
     assert is_valid({'name': 'flat', 'parameters': {'value': 'a'}}, schema)
@@ -80,7 +80,7 @@ def test_named_call_accepts_one_call_of_its_tool() -> None:
 
 
 def test_prompt_has_tools_unless_they_must_not_be_called() -> None:
-    """The prompt has all tools with their schemas, and none with the choice `none`; a forced call has no thought."""
+    """The prompt has all tools with their schemas, or no tools with the choice `none`; a forced call has no thought."""
     for fields, count in (({}, 3), ({'tool_choice': 'required'}, 3), ({'tool_choice': 'none'}, 0)):
         request = request_with(**fields)
         chat = request.prompts[0].chat
@@ -95,7 +95,7 @@ def test_prompt_has_tools_unless_they_must_not_be_called() -> None:
 
 
 def test_errors_of_constraints_name_the_choice() -> None:
-    """A constraint that the sampler refuses is explained with the field that caused it; other errors are unchanged."""
+    """The error for a constraint that the sampler refuses names the field that caused it; others are unchanged."""
     use, free = request_with(tool_choice='required').tools, request_with().tools
     unsupported = NotSupportedHere('structured_output', 'torch')
     violation = FieldViolation('params.structured_output', 'takes too long')
@@ -129,7 +129,7 @@ def dict_sorted(value: Any) -> Any:
 
 
 def test_chat_with_too_many_values_is_refused() -> None:
-    """A chat that samplers refuse for its number of values is refused before the event loop parses it."""
+    """A chat that samplers would refuse for its number of values is refused before the event loop parses it."""
     function = {'name': 'f', 'parameters': {'enum': [1] * MAX_ELEMENTS}}
     with pytest.raises(InvalidField) as caught:
         request_with(tools=[{'type': 'function', 'function': function}])

@@ -25,7 +25,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Harness:
-    """All limits of tenants with the given default quota, on a clock that advances only while a call waits."""
+    """All limits of tenants with the given default quota. The clock advances only while a call waits."""
 
     def __init__(self, **default: Any) -> None:
         self.clock = FakeClock()
@@ -47,7 +47,7 @@ class Harness:
 
 
 class FakeDatasets:
-    """Fake data service that stores the same size for all tenants; it is unreachable while the size is unset."""
+    """Fake data service that stores the same size for all tenants. It is unreachable while the size is unset."""
 
     size_bytes: int | None = 0
 
@@ -60,7 +60,7 @@ class FakeDatasets:
 
 
 class FakeCensus:
-    """Fake adapter census with the same adapters for all tenants, which counts its calls."""
+    """Fake adapter census with the same adapters for all tenants. It counts its calls."""
 
     def __init__(self) -> None:
         self.existing: set[str] = set()
@@ -80,13 +80,13 @@ def saving(name: str, *, limit: int | None = None) -> bytes:
 
 
 def creation(request_id: str, *, limit: int | None = None) -> bytes:
-    """Return a serialized request for an adapter; a limit marks it as refused."""
+    """Return a serialized creation of an adapter; a limit marks it as refused."""
     request = adapter_service_pb2.CreateAdapterRequest(request_id=request_id, adapters_limit=limit)
     return request.SerializeToString()
 
 
 async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
-    """Limits of a tenant override the defaults, unset limits keep them, and `read` loads changes of other gateways."""
+    """A tenant's limits override the defaults, unset limits keep them, and `read` loads changes by other gateways."""
     harness = Harness(max_adapters=4, weight=2.0)
     assert harness.table.of('alice') == Quota(max_adapters=4, weight=2.0)
     await harness.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
@@ -104,7 +104,7 @@ async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
     burst=st.integers(1, 1000),
 )
 def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float, int]], rate: int, burst: int) -> None:
-    """A tenant that sends requests only while it has no debt uses at most burst, refill and its largest request."""
+    """A tenant that only sends requests while it has no debt uses at most burst, refill and its largest request."""
     bucket, now, used, largest = TokenBucket(rate=rate, burst=burst, now=0.0), 0.0, 0, 0
     for pause, count in charges:
         now += pause
@@ -117,7 +117,7 @@ def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float,
 
 
 async def test_small_debt_waits_and_large_debt_is_refused() -> None:
-    """A call waits if the debt is paid within its patience; otherwise it is refused with the quota and a retry time."""
+    """A call waits if its debt is repaid within its patience; otherwise the refusal has the quota and a retry time."""
     harness = Harness(tokens_per_second=10, burst_tokens=20)
     harness.rates.charge('alice', 20)
     await harness.rates.enter('alice', patience_seconds=0.0)
@@ -135,7 +135,7 @@ async def test_small_debt_waits_and_large_debt_is_refused() -> None:
 
 
 async def test_raised_quota_takes_effect_at_once() -> None:
-    """A raised rate also shortens the wait of a call that is already waiting."""
+    """A raised rate also shortens the wait of a call that already waits."""
     harness = Harness(tokens_per_second=1, burst_tokens=1)
     harness.rates.charge('alice', 3601)
     waiting = asyncio.create_task(harness.rates.enter('alice', patience_seconds=None))
@@ -150,7 +150,7 @@ async def test_raised_quota_takes_effect_at_once() -> None:
 
 
 async def test_concurrent_sampling_requests_are_limited() -> None:
-    """A request over its tenant's quota is refused with a retry time until another request of the tenant finishes."""
+    """A request over its tenant's quota is refused with a retry time, until another request of the tenant finishes."""
     harness = Harness(concurrent_samples=2)
     async with harness.gate.admitted('alice', deadline=None), harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
@@ -172,7 +172,7 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
 
 
 async def test_sampling_futures_count_together_with_direct_calls() -> None:
-    """Sampling futures and direct calls share a quota that never refuses futures in flight or from before a restart."""
+    """Sampling futures and direct calls share a quota, which never refuses futures that were already accepted."""
     harness = Harness(concurrent_samples=2)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     capacity.enter(future_of(0))
@@ -191,7 +191,7 @@ async def test_sampling_futures_count_together_with_direct_calls() -> None:
 
 
 async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
-    """A sampling future that the queue refuses is not counted as in flight."""
+    """A sampling future that the queue refuses does not count as in flight."""
     harness = Harness(concurrent_samples=5)
     capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=harness.gate)
     capacity.enter(future_of(0))
@@ -201,7 +201,7 @@ async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
 
 
 async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
-    """A sampling future of a tenant with a token debt is refused with the retry time, and other futures are not."""
+    """A sampling future of a tenant in debt is refused with a retry time; other futures are accepted."""
     harness = Harness(tokens_per_second=10)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     harness.rates.charge('alice', 150)
@@ -212,7 +212,7 @@ async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
 
 
 async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
-    """Creations of one tenant run one at a time, and each creation beyond the limit receives the limit."""
+    """A tenant's creations run one at a time, and each creation beyond the limit is marked with the limit."""
     harness = Harness(max_adapters=2)
     census = harness.census
     census.existing.add('ad-0')
@@ -251,21 +251,21 @@ async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> No
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
 def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> None:
-    """A limit that the client itself sent is replaced, and bytes that are not a valid request are refused."""
+    """A limit that the client sent is replaced, and bytes that are not a valid request are refused."""
     request = adapter_service_pb2.CreateAdapterRequest(**fields)
     marked = adapter_service_pb2.CreateAdapterRequest.FromString(refused_creation(request.SerializeToString(), 3))
     assert marked.adapters_limit == 3
     marked.ClearField('adapters_limit')
     request.ClearField('adapters_limit')
     assert marked == request
-    # A field that claims more bytes than follow it would absorb the appended field.
+    # A field that claims more bytes than follow would absorb the appended field.
     cut = adapter_service_pb2.CreateAdapterRequest(request_id='r' * 9).SerializeToString()[:-2]
     with pytest.raises(InvalidField):
         refused_creation(cut, 3)
 
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
-    """An operation of a tenant with a token debt waits, and saves at the storage limit are marked with that limit."""
+    """An operation of a tenant in debt waits, and a save at the storage limit is marked with the limit."""
     harness, trainer = Harness(tokens_per_second=10, stored_bytes=100), RecordTrainer()
     limited = LimitedTrainer(trainer, harness.training)
     step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
@@ -292,7 +292,7 @@ async def test_storage_limit_of_zero_refuses_all_storage() -> None:
 
 
 async def test_datasets_count_as_storage_while_their_service_is_reachable() -> None:
-    """Checkpoints and datasets are added; if the size of datasets is unknown, checkpoints alone count."""
+    """Checkpoints and datasets count together; if the size of the datasets is unknown, checkpoints alone count."""
     harness = Harness(stored_bytes=100)
     harness.usage.stored = {'alice': {'run': 60}}
     harness.datasets.size_bytes = 39
@@ -323,7 +323,7 @@ async def test_requests_in_flight_are_counted_until_they_leave() -> None:
 
 
 def test_limit_of_zero_overrides_the_default() -> None:
-    """A limit of zero is a limit and does not fall back to the default."""
+    """A limit of zero applies and is not replaced by the default."""
     default = Quota(max_adapters=3, concurrent_samples=4)
     zero = Quota(max_adapters=0, concurrent_samples=0)
     assert replace(zero.over(default), weight=None) == Quota(max_adapters=0, concurrent_samples=0)

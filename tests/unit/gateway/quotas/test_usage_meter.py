@@ -23,7 +23,7 @@ WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)
 
 
 class Harness:
-    """A meter over a store in memory, with the given default quota."""
+    """A meter with a store in memory and the given default quota."""
 
     def __init__(self, **default: Any) -> None:
         self.clock, self.store = FakeClock(), MemoryUsageStore()
@@ -43,7 +43,7 @@ def reading(tokens: int, run_id: str = 'run-1', operations: int = 1) -> Reading:
 
 
 async def test_counts_are_written_in_one_batch() -> None:
-    """One batch contains the sums by tenant and run, and a flush without new counts writes nothing."""
+    """One batch contains the sums by tenant and run; a flush without new counts writes nothing."""
     harness = Harness()
     for _ in range(3):
         harness.meter.count('alice', 'run-1', WORK)
@@ -60,7 +60,7 @@ async def test_counts_are_written_in_one_batch() -> None:
 
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: str) -> None:
-    """Counts, including those from the outage, are written once if the store fails before or after a write."""
+    """If the store fails before or after a write, all counts, also those during the outage, are written once."""
     harness = Harness()
     setattr(harness.store, failure_list, [ServiceUnreachable('database')] * 2)
     harness.meter.count('alice', 'run-1', WORK)
@@ -77,7 +77,7 @@ async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: s
 
 
 async def test_many_runs_are_written_in_several_batches() -> None:
-    """Readings of many runs are split into batches of limited size, and all of them are stored."""
+    """Readings of many runs are split into batches of limited size, and all readings are stored."""
     harness, count = Harness(), 2 * MAX_READINGS + 1
     for number in range(count):
         await harness.meter.save(reading(number + 1, f'run-{number}'))
@@ -87,7 +87,7 @@ async def test_many_runs_are_written_in_several_batches() -> None:
 
 
 async def test_trained_tokens_are_charged_once() -> None:
-    """Tokens trained before the gateway's first reading are free, and reading the same value again charges nothing."""
+    """Tokens from before the gateway's first reading are not charged, and a repeated value charges nothing."""
     harness = Harness(tokens_per_second=10, burst_tokens=1)
     for tokens in (1000, 1000, 1041, 1041):
         await harness.meter.save(reading(tokens))
@@ -109,14 +109,14 @@ def batch_for(adapter: AdapterRequest | None) -> BatchRequest:
 
 
 async def test_sample_is_counted_once_when_it_is_settled() -> None:
-    """Repeated attempts count once, and samples that failed or were settled by another gateway do not count."""
+    """Repeated attempts count once; samples that failed, or that another gateway settled, do not count."""
     harness, moment = Harness(), FakeClock().now()
     request = batch_for(AdapterRequest(adapter_id='run-1'))
     done, failed, taken = future_of('done'), future_of('failed'), future_of('taken')
     for future in (done, done, failed, taken):
         harness.tally.note(future, request, RESULT)
     settled = done.done(moment=moment)
-    # The reply to the first attempt to store the result was lost: the stored result has that attempt's time.
+    # The reply to the first attempt to store the result was lost; the stored result has that attempt's time.
     harness.tally.settled(done.done(moment=moment + timedelta(seconds=1)), settled)
     harness.tally.settled(settled, settled)
     lost = failed.failed(Cancelled(), moment=moment)
@@ -137,5 +137,5 @@ async def test_sample_is_counted_once_when_it_is_settled() -> None:
     ],
 )
 def test_samples_belong_to_the_run_of_their_weights(adapter: AdapterRequest | None, run_id: str) -> None:
-    """A sample of a checkpoint belongs to the checkpoint's run, and a sample of the base model belongs to no run."""
+    """A sample of a checkpoint counts for the checkpoint's run; a sample of the base model counts for no run."""
     assert batch_for(adapter).keys[0].run_id == run_id

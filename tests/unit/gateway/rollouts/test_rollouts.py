@@ -1,4 +1,4 @@
-"""Statistics of rewards, ids of rollouts, and runs that the gateway does not know yet."""
+"""Statistics of rewards, ids of rollouts, and logging to runs that the gateway does not know yet."""
 
 import asyncio
 import math
@@ -29,21 +29,21 @@ GROUPS = {'a': [Rollout(RolloutSummary(index=0, content_bytes=0), b'')]}
 
 @pytest.mark.parametrize('scale', [1.0, 1e-300, 1e140, 5e-324])
 def test_statistics_equal_those_of_numpy(scale: float) -> None:
-    """Statistics of random rewards, also very small and large ones, are those of NumPy, without what is not finite."""
+    """Statistics of rewards of any magnitude equal those of NumPy; rewards that are not finite are ignored."""
     numbers = random.Random(4)
     for count in range(1, 30):
         rewards = [numbers.choice([numbers.gauss(), 0.0, -1.0]) * scale for _ in range(count)]
         found = statistics_of([*rewards, None, math.nan, math.inf])
         assert (found.count, found.minimum, found.maximum) == (count, min(rewards), max(rewards))
         assert found.mean == pytest.approx(np.mean(rewards), rel=1e-9, abs=1e-12 * scale)
-        # NumPy squares rewards, so it needs moderate ones.
+        # NumPy squares rewards and would overflow, so it computes with scaled rewards.
         expected = np.std(np.array(rewards) / scale) * scale
         assert found.standard_deviation == pytest.approx(expected, rel=1e-9, abs=1e-9 * scale)
 
 
 @pytest.mark.parametrize('reward', [0.1, -0.0, 1.7e308, 5e-324])
 def test_equal_rewards_have_no_deviation(reward: float) -> None:
-    """Equal rewards have exactly their value as mean and no deviation, and unknown ones have no statistics."""
+    """Equal rewards have exactly their value as mean and the deviation 0; unknown rewards have no statistics."""
     for count in (1, 3, 7):
         assert statistics_of([reward] * count) == RewardStatistics(
             count=count, mean=reward, minimum=reward, maximum=reward
@@ -60,7 +60,7 @@ def test_large_rewards_do_not_overflow() -> None:
 
 @pytest.mark.parametrize('group_id', ['a', '0', 'a/b', '/', '//', 'x/0/y', '~'])
 def test_ids_are_parsed_to_their_parts(group_id: str) -> None:
-    """The id of every group and position has the same parts after parsing."""
+    """Formatting and parsing an id gives the same parts, for every group and position."""
     for step, index in ((0, 0), (2**53 - 1, 1023), (10, 9)):
         assert parse_rollout_id(rollout_id_of(step, group_id, index)) == ((step, group_id), index)
 
@@ -78,7 +78,7 @@ class _Runs:
 
 
 class _Store:
-    """Store that keeps the arguments of its calls, and has no rollouts."""
+    """Store without rollouts that records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.saved: list[Any] = []
@@ -104,7 +104,7 @@ def _rollouts(unknown_calls: int) -> tuple[Rollouts, _Store, list[float]]:
 
 @pytest.mark.parametrize('unknown_calls', [0, 1, 5])
 async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
-    """Rollouts of a run that becomes known within about two seconds are stored, after growing pauses."""
+    """If a run becomes known within about two seconds, its rollouts are stored after attempts with growing pauses."""
     rollouts, store, pauses = _rollouts(unknown_calls)
     assert await rollouts.log(ALICE, 'ad-1', 3, GROUPS) == 2
     assert store.saved == [((('alice', 'ad-1'), 3, GROUPS), {'moment': FakeClock().now(), 'max_bytes': 9})]
@@ -113,7 +113,7 @@ async def test_logging_waits_for_a_new_run(unknown_calls: int) -> None:
 
 
 async def test_unknown_runs_are_refused() -> None:
-    """Logging to an unknown run fails after less than two seconds, and reading its rollouts fails at once."""
+    """Logging to an unknown run fails after less than two seconds; reading its rollouts fails immediately."""
     rollouts, store, pauses = _rollouts(8)
     with pytest.raises(RunNotFound):
         await rollouts.log(ALICE, 'ad-1', 3, GROUPS)
@@ -127,14 +127,14 @@ async def test_unknown_runs_are_refused() -> None:
 
 @pytest.mark.parametrize('rollout_id', ['3/a/0', 'x'])
 async def test_unknown_rollouts_are_refused(rollout_id: str) -> None:
-    """A rollout that is not stored, and an id without parts, are not found."""
+    """A rollout that is not stored, and an id that cannot be parsed, are not found."""
     rollouts, _, _ = _rollouts(0)
     with pytest.raises(RolloutNotFound, match=rollout_id):
         await rollouts.get(ALICE, 'ad-1', rollout_id)
 
 
 class _SlowStore:
-    """Store whose calls last until the test continues them; it counts the running calls of each tenant."""
+    """Store whose calls wait for the test. It counts the running calls of each tenant."""
 
     def __init__(self) -> None:
         self.running: Counter[str] = Counter()
@@ -150,8 +150,8 @@ class _SlowStore:
 
 
 @pytest.mark.parametrize('name', ['log', 'list', 'get'])
-async def test_calls_of_a_tenant_take_turns(name: str) -> None:
-    """One call of a tenant stores or reads rollouts at a time, and another tenant's call does not wait for them."""
+async def test_calls_of_a_tenant_run_one_at_a_time(name: str) -> None:
+    """One call of a tenant stores or reads rollouts at a time; a call of another tenant does not wait for it."""
     store, runs = _SlowStore(), _Runs(0)
     slow: Any = store
     known: Any = runs

@@ -1,4 +1,4 @@
-"""Dispatch of requests to samplers: refusals while the gateway stops, and requests that meet lost samplers."""
+"""Dispatch of requests to samplers: refusals while the gateway stops, and requests on lost samplers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ KEY = RouteKey(base_model='m', blocks=(1,))
 
 @pytest.mark.parametrize('is_started', [True, False])
 async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: bool) -> None:  # noqa: FBT001
-    """A request that waits for a replica fails with Draining; a request with an available replica does not."""
+    """A request that waits for a replica fails with Draining; a request with a free replica does not."""
     membership = Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     membership.register(ReplicaReport(replica_id='a', service='sampler', address='h:a', base_models=('m',)))
     dispatch = Dispatch(membership, replica_wait=timedelta(minutes=1), begin_wait=timedelta(minutes=1))
@@ -43,7 +43,7 @@ async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: boo
 
 
 class Harness:
-    """A dispatcher over samplers that can be lost, and the requests that run there."""
+    """A dispatcher with samplers that can be lost, and the requests that run on them."""
 
     def __init__(self, *replica_ids: str) -> None:
         lease = timedelta(minutes=10)
@@ -59,7 +59,7 @@ class Harness:
 
     @contextmanager
     def run(self, attempt: Attempt, replica: Replica) -> Iterator[None]:
-        """Run a request at a sampler during the block."""
+        """Run a request on a sampler during the block."""
         with self.dispatch.reserve(replica, attempt, 1) as slot:
             assert slot.is_granted
             yield
@@ -71,7 +71,7 @@ class Harness:
 
 
 class LostSamplers:
-    """A client of samplers that cannot be reached."""
+    """A client whose samplers cannot be reached."""
 
     call_count = 0
 
@@ -88,12 +88,10 @@ class LostSamplers:
         await verbs.call_one(caller, RoutedRequest(method='LoadAdapter', message=b'load', key=KEY))
 
     async def call(self, *_: Any, **__: Any) -> bytes:
-        """Raise ServiceUnreachable."""
         self.call_count += 1
         raise ServiceUnreachable('sampler')
 
     async def resolve(self, *_: Any, **__: Any) -> int:
-        """Raise ServiceUnreachable."""
         self.call_count += 1
         raise ServiceUnreachable('sampler')
 
@@ -120,7 +118,7 @@ async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
 
 @pytest.mark.parametrize('kind', ['call', 'version'])
 async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
-    """A call that loads an adapter or resolves a version at an already lost sampler is never blamed for the loss."""
+    """A call that loads an adapter or resolves a version on an already lost sampler is not blamed for the loss."""
     harness, culprit, samplers = Harness('a'), sampling('culprit'), LostSamplers()
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     replica = await harness.dispatch.find(culprit)
@@ -135,7 +133,7 @@ async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
 
 @pytest.mark.parametrize('is_delivering', [False, True])
 async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
-    """The third lost sampler fails a request, but counts as a quarter if another request without progress ran there."""
+    """A third lost sampler fails a request, but counts as a quarter if another request without progress ran there."""
     harness = Harness('a')
     replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
@@ -152,7 +150,7 @@ async def test_last_failure_beside_another_request_counts_less(is_delivering: bo
 
 
 async def test_request_that_crashes_samplers_beside_others_fails_eventually() -> None:
-    """A request that always runs beside others fails after a bounded number of lost samplers."""
+    """A request that always runs beside other requests fails after a bounded number of lost samplers."""
     harness, suspect = Harness(), sampling('suspect')
     for number in range(6):
         harness.join(f'r{number}')
@@ -168,7 +166,7 @@ async def test_request_that_crashes_samplers_beside_others_fails_eventually() ->
 
 
 async def test_new_requests_let_a_suspected_one_run_first() -> None:
-    """A suspected request waits for the requests at its sampler, and new requests wait for its first progress."""
+    """A suspected request waits for the requests on its sampler, and new requests wait for its first progress."""
     harness = Harness('a')
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
     replica = await harness.dispatch.find(running)
@@ -186,7 +184,7 @@ async def test_new_requests_let_a_suspected_one_run_first() -> None:
 
 
 async def test_suspect_without_a_sampler_ends_its_turn() -> None:
-    """A suspected request whose sampler leaves during its turn fails, and others run once a sampler joins."""
+    """A suspected request fails if its sampler leaves while it runs, and other requests run once a sampler joins."""
     harness = Harness('a')
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
@@ -202,7 +200,7 @@ async def test_suspect_without_a_sampler_ends_its_turn() -> None:
 
 
 async def test_cancelled_suspect_ends_its_turn() -> None:
-    """A suspected request whose client disconnects while it waits for its sampler lets others run at once."""
+    """If a suspected request's client disconnects while it waits for its sampler, other requests run immediately."""
     harness = Harness('a')
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)
     replica = await harness.dispatch.find(running)
