@@ -1,4 +1,4 @@
-"""Operations of an adapter run once and in order; repeats, gaps, refusals and disconnects are handled."""
+"""Operations of an adapter run once and in order, with repeats, gaps, refusals and disconnects."""
 
 import asyncio
 import random
@@ -73,7 +73,7 @@ async def test_repeat_waits_for_the_running_operation() -> None:
 
 
 async def test_changed_repeat_is_refused() -> None:
-    """A number that was used with other content is refused."""
+    """A number that was used for an operation with other content is refused."""
     harness = Harness()
     adapter = await harness.adapter()
     await harness.execute(adapter, 1, Step())
@@ -82,7 +82,7 @@ async def test_changed_repeat_is_refused() -> None:
 
 
 async def test_a_lasting_gap_is_an_error() -> None:
-    """An operation whose predecessor never arrives fails and names the missing number."""
+    """An operation whose predecessor never arrives fails, and the error names the missing number."""
     harness = Harness(gap_seconds=0.01)
     adapter = await harness.adapter()
     with pytest.raises(SequenceGap) as caught:
@@ -92,7 +92,7 @@ async def test_a_lasting_gap_is_an_error() -> None:
 
 @pytest.mark.parametrize('error', [InvalidField('x', 'is bad'), ServiceUnreachable('checkpoint')])
 async def test_refused_operation_leaves_its_number_free(error: DomainError) -> None:
-    """The number of a refused operation, or of one that may be retried, can be used with other content."""
+    """The number of an operation that was refused, or that may be retried, can be used with other content."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.failures.append(error)
@@ -104,7 +104,7 @@ async def test_refused_operation_leaves_its_number_free(error: DomainError) -> N
 
 
 async def test_failed_operation_uses_its_number() -> None:
-    """A repeated failed operation fails the same way without running again, and the next number runs."""
+    """A repeated failed operation fails in the same way without running again, and the next number runs."""
     harness = Harness()
     adapter = await harness.adapter()
     harness.trainer.failures.append(LossNotFinite(adapter.adapter_id, 0))
@@ -166,7 +166,7 @@ async def test_a_defect_is_recorded_and_does_not_block_the_queue() -> None:
 
 
 async def test_old_number_no_longer_on_record_is_not_found() -> None:
-    """A number that is no longer on record is reported as not found and is not run again."""
+    """The error for a number that is no longer on record is "not found", and its operation does not run again."""
     harness = Harness()
     adapter = await harness.adapter()
     for number in range(1, 101):
@@ -189,8 +189,8 @@ async def test_foreign_adapter_is_not_found() -> None:
         await harness.delete(BOB, adapter.adapter_id)
 
 
-async def test_publish_counts_versions_and_retries_with_the_same_one() -> None:
-    """A publish that failed midway is retried as the same version."""
+async def test_publish_counts_versions_and_retries_with_the_same_number() -> None:
+    """A failed publish is retried with the same version number."""
     harness = Harness()
     adapter = await harness.adapter()
     await harness.execute(adapter, 1, PublishVersion())
@@ -215,7 +215,7 @@ async def test_adapter_from_a_checkpoint_continues_its_step_count() -> None:
 
 
 async def test_create_is_idempotent_by_request_id() -> None:
-    """A repeated request returns the same adapter, other content under its id is refused, and tenants are separate."""
+    """A repeated request returns the same adapter, other content with its id is refused, and tenants are separate."""
     harness = Harness()
     adapter = await harness.adapter()
     assert (await harness.adapter()).adapter_id == adapter.adapter_id
@@ -225,7 +225,7 @@ async def test_create_is_idempotent_by_request_id() -> None:
 
 
 async def test_repeat_returns_its_adapter_at_the_limit() -> None:
-    """New requests are refused at the gateway's adapter limit, but repeated ones still return their adapter."""
+    """New requests are refused at the gateway's adapter limit, and repeated requests still return their adapter."""
     harness = Harness()
     adapter = await harness.adapter()
     repeated = await harness.create(ALICE, create_request('r1', adapters_limit=1))
@@ -259,7 +259,7 @@ async def test_limit_of_a_tenant_does_not_affect_others() -> None:
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
-    """A watch sends a snapshot and then changes, and a resumed watch continues after its token."""
+    """A watch sends a snapshot and then changes; a resumed watch continues after its token."""
     harness = Harness()
     adapter = await harness.adapter()
     watch = harness.directory.watch(GATEWAY, '')
@@ -277,7 +277,7 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
 
 
 async def test_slow_watcher_gets_a_new_snapshot() -> None:
-    """A watcher with a token older than the stored events gets a new snapshot."""
+    """A watcher whose token is older than the stored events gets a new snapshot."""
     harness = Harness()
     adapter = await harness.adapter()
     watch = harness.directory.watch(GATEWAY, '')

@@ -1,4 +1,4 @@
-"""Adapters of ended sessions are parked: they are saved once, removed from memory, and restored unchanged."""
+"""Adapters of ended sessions are parked: they are saved once, removed from memory and restored unchanged."""
 
 import asyncio
 from contextlib import suppress
@@ -101,7 +101,7 @@ async def test_parked_adapter_continues_bitwise(journal, store):
 
 
 async def test_a_saved_adapter_is_not_saved_again(journal, store):
-    """Saved, untrained and loaded adapters are not saved again; an adapter after a step or an undo is saved."""
+    """Saved, untrained and loaded adapters are not saved again; after a step or an undo, an adapter is saved."""
     service = await start(journal, store)
     adapter_id = await create(service)
     assert (await _park(service, adapter_id)).checkpoint_path == ''
@@ -135,7 +135,7 @@ async def test_incomplete_or_expiring_save_does_not_count(journal, store, save):
 
 
 async def test_another_state_of_the_same_step_has_another_name(journal, store):
-    """A different state at the same step, reached after an undo, is saved under a different name."""
+    """Another state of the same step, which an undo allows, is saved with another name."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     first = (await _park(service, adapter_id)).checkpoint_path
@@ -166,7 +166,7 @@ async def test_adapter_with_a_running_operation_is_not_parked(journal, store):
 
 @pytest.mark.parametrize('resident_adapters', [2, 1], ids=['for a pass', 'for memory'])
 async def test_waiting_operations_are_cancelled(journal, store, resident_adapters):
-    """Parking cancels operations that wait for a pass or for memory, and those behind them, and frees their numbers."""
+    """Parking cancels operations that wait for a pass or for memory, and later ones, and frees their numbers."""
     service = await start(journal, store, resident_adapters=resident_adapters)
     adapter_id, other_id = await _trained(service), await create(service, 'other')
     service.trainer.gate.clear()
@@ -185,7 +185,7 @@ async def test_waiting_operations_are_cancelled(journal, store, resident_adapter
 
 
 async def test_operation_during_a_save_stays_unsaved(journal, store):
-    """If an operation arrives during the save, its step still counts as unsaved."""
+    """If an operation arrives during the save, the step of this operation still counts as unsaved."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     gate, reached, save = asyncio.Event(), asyncio.Event(), store.save
@@ -210,7 +210,7 @@ async def test_operation_during_a_save_stays_unsaved(journal, store):
 
 @pytest.mark.parametrize('is_saved_by_client', [False, True])
 async def test_a_saved_adapter_is_not_saved_again_after_a_restart(journal, store, is_saved_by_client):
-    """A saved adapter is not saved again after a restart, even if its last outcome is found by replay."""
+    """A saved adapter is not saved again after a restart, even if its last outcome is only found by replay."""
     service = await start(journal, store)
     adapter_id = await _trained(service)
     if is_saved_by_client:
@@ -270,7 +270,7 @@ async def test_an_evicted_adapter_is_saved(journal, store):
 
 
 async def test_full_parameter_adapter_is_parked_without_a_checkpoint(journal, store):
-    """A full-parameter adapter is parked unsaved, and others are saved only after its lease has ended."""
+    """A full-parameter adapter is parked unsaved; other adapters are saved only after its lease has ended."""
     service = await start(journal, store, is_lease_allowed=True)
     trained, fresh = await _trained(service), await create(service, 'r2')
     for adapter_id in (trained, fresh):

@@ -1,4 +1,4 @@
-"""The model service chooses the size of its passes for its device, and respects configured sizes."""
+"""The model service chooses the size of its passes for its device, unless the configuration sets a size."""
 
 from pathlib import Path
 
@@ -29,6 +29,6 @@ def test_configured_sizes_need_no_gpu() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
 def test_missing_gpu_is_refused_by_name(tiny_llama_dir: Path) -> None:
-    """The error of a service for a GPU on a machine without one names the device and the remedy."""
+    """The error for a configured but missing GPU names the device and the solution."""
     with pytest.raises(ValueError, match=r"device 'cuda:0': torch finds no GPU .* use device 'cpu'"):
         pass_size_of(_config(base_model=str(tiny_llama_dir), device='cuda:0'))

@@ -1,4 +1,4 @@
-"""The trace of each operation has a span of its pass, with links to the operations that shared the pass."""
+"""The trace of each operation has a span for its pass, with links to the operations that shared the pass."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ async def _traced(harness: Harness, adapter: Adapter) -> None:
 
 
 async def _share_a_pass(folder: Path, count: int) -> None:
-    """Train with `count` adapters in one pass, while another operation occupies the engine, and write the spans."""
+    """Train `count` adapters in one pass, which forms while another operation occupies the engine; write the spans."""
     harness = Harness(Scheduler(batch_tokens=8 * count))
     adapters = await harness.adapters(count + 1)
     harness.trainer.gate.clear()
@@ -54,7 +54,7 @@ async def test_operations_of_a_pass_are_linked(tmp_path: Path) -> None:
 
 
 async def test_task_of_a_separate_trace_has_no_parent(tmp_path: Path) -> None:
-    """A task that outlives a call has no current span, and its caller keeps its span."""
+    """A task that outlives a call has no current span, and its caller keeps its own span."""
 
     async def current() -> trace.SpanContext | None:
         return spans.current()
@@ -72,7 +72,7 @@ async def test_links_are_limited(tmp_path: Path) -> None:
 
 
 async def test_operations_outside_a_trace_record_nothing(tmp_path: Path) -> None:
-    """An operation without a recorded span adds no spans, and a quick verb has a span of the engine."""
+    """An operation without a recorded span adds no spans; a quick verb has a span of the engine."""
     harness = Harness()
     (adapter,) = await harness.adapters(1)
     with tracing_to(tmp_path):

@@ -1,4 +1,4 @@
-"""An operation that crashes the service each time it runs fails after a bounded number of attempts."""
+"""An operation that crashes the service whenever it runs fails after a bounded number of attempts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -43,7 +43,7 @@ async def _crash_during(service: Service, *operations: Any) -> None:
 
 
 async def _serve_after_crashes(journal: Journal, store: StrictStore) -> Service:
-    """Start the service until it no longer crashes; return it after checking the number of starts."""
+    """Start the service until it does not crash; check the number of starts, and return the service."""
     for _ in range(MAX_ATTEMPTS - 1):
         with pytest.raises(Died):
             await start(journal, store, trainer=PoisonedTrainer(POISON))
@@ -76,7 +76,7 @@ async def test_only_the_poisoned_operation_fails(journal: Journal, *, is_culprit
 
 
 async def test_poisoned_adapter_continues_from_its_last_good_state(journal: Journal) -> None:
-    """The failed operation keeps its number and error, and its adapter continues as if the operation never ran."""
+    """The failed operation keeps its number and error; its adapter continues as if the operation had never run."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'culprit')
@@ -103,7 +103,7 @@ async def test_poisoned_adapter_continues_from_its_last_good_state(journal: Jour
 
 
 async def test_crashes_outside_the_replay_are_not_counted(journal: Journal) -> None:
-    """Crashes before the replay of an operation, and restarts after its successful replay, do not fail it."""
+    """Crashes before the replay of an operation, and restarts after its successful replay, do not make it fail."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'r1')
@@ -130,7 +130,7 @@ async def _count_crashes(journal: Journal, store: StrictStore, trainer: Callable
 
 @pytest.mark.parametrize('cause', ['snapshot', 'recorded operation'])
 async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal: Journal, cause: str) -> None:
-    """A snapshot or a recorded operation that crashes each restore stops only its own adapter."""
+    """A snapshot or a recorded operation that crashes each restore affects only its own adapter."""
     store = StrictStore()
     service = await start(journal, store, snapshot_operations=1 if cause == 'snapshot' else 100)
     culprit, innocent = await create(service, 'culprit'), await create(service, 'innocent')
@@ -139,7 +139,7 @@ async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal:
     # Accepting an operation makes earlier outcomes durable.
     await service.execute(journals.step_operation(2, culprit))
     await service.verbs.close()
-    # An operation without an outcome is replayed at the next start, after the snapshot and the recorded ones.
+    # An operation without an outcome is replayed at the next start, after the snapshot and the recorded operations.
     await journal.accept(journals.batch_operation(3, culprit))
 
     def trainer() -> PoisonedTrainer:
@@ -154,8 +154,8 @@ async def test_adapter_that_crashes_each_restore_is_reported_as_damaged(journal:
     assert [first_difference(*pair) for pair in zip(expected, results, strict=True)] == [None] * 6
 
 
-async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Journal) -> None:
-    """A long restore that gets further before each crash does not damage the adapter, after any number of crashes."""
+async def test_restore_with_progress_before_each_crash_is_no_crash_loop(journal: Journal) -> None:
+    """A long restore that makes progress before each crash does not damage the adapter, after any number of crashes."""
     store = StrictStore()
     service = await start(journal, store, snapshot_operations=1000)
     adapter_id = await create(service, 'long')
@@ -170,8 +170,8 @@ async def test_restore_that_gets_further_each_time_is_no_crash_loop(journal: Jou
     assert isinstance(await service.execute(journals.batch_operation(202, adapter_id)), OperationResult)
 
 
-async def test_operator_can_let_crashed_restores_be_tried_again(tmp_path: Path) -> None:
-    """An adapter that was reported as damaged trains again once the operator has reset the crash counts."""
+async def test_operator_can_allow_crashed_restores_again(tmp_path: Path) -> None:
+    """An adapter that was reported as damaged trains again after the operator has reset the crash counts."""
     store, folder = StrictStore(), tmp_path / 'journal'
     journal = await journals.open_journal(folder)
     service = await start(journal, store)
@@ -197,7 +197,7 @@ async def test_operator_can_let_crashed_restores_be_tried_again(tmp_path: Path) 
 
 
 async def test_failed_operations_are_progress(journal: Journal) -> None:
-    """Any number of operations that crash the service fail one after the other, and their adapter is not damaged."""
+    """Any number of operations that crash the service fail one by one, and their adapter is not damaged."""
     store = StrictStore()
     service = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'culprit')
@@ -218,8 +218,8 @@ STATE_VERBS: dict[str, tuple[str, Any]] = {
     'load': ('import_state', Load(checkpoint_path='twinkle://first/weights/start')),
     'export': ('export_state', ExportMerged(name='poison')),
 }
-"""Verbs that call other services, each with the trainer's method that crashes. An undo is absent, because a crashing
-undo is a crashing restore."""
+"""Verbs that call other services, each with the method of the trainer that crashes. Undo is not included, because a
+crash in an undo is a crash in a restore."""
 
 
 @pytest.mark.parametrize('name', STATE_VERBS)
@@ -273,8 +273,8 @@ async def test_creation_that_crashes_each_time_fails(journal: Journal, method: s
     assert await create(service, 'poison', checkpoint_path=path)
 
 
-async def test_operator_can_let_crashed_creations_be_tried_again(tmp_path: Path) -> None:
-    """A creation that crashed the service as often as permitted runs again once the operator has reset the counts."""
+async def test_operator_can_allow_crashed_creations_again(tmp_path: Path) -> None:
+    """A creation that reached the crash limit runs again after the operator has reset the counts."""
     store, journal = StrictStore(), await journals.open_journal(tmp_path / 'journal')
     for _ in range(MAX_ATTEMPTS):
         service = await start(journal, store, trainer=PoisonedTrainer(method='create_adapter'))
@@ -289,7 +289,7 @@ async def test_operator_can_let_crashed_creations_be_tried_again(tmp_path: Path)
 
 
 class _SlowJournal(MemoryJournal):
-    """A journal whose writes take longer than a crash of the process."""
+    """A journal whose writes take longer than the process runs before its crash."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class _SlowJournal(MemoryJournal):
         """Process that uses the journal."""
 
     async def accept(self, operation: Operation) -> None:
-        """Record the operation after other tasks have run, unless the process crashes before then."""
+        """Record the operation after other tasks have run, unless the process crashes first."""
         for _ in range(200):
             await asyncio.sleep(0)
         assert self.process is not None
@@ -305,8 +305,8 @@ class _SlowJournal(MemoryJournal):
         await super().accept(operation)
 
 
-async def test_operation_that_crashes_at_once_is_recorded_after_the_first_crash() -> None:
-    """An operation that is repeated after a crash is recorded before it runs, so its crashes are counted."""
+async def test_operation_that_crashes_immediately_is_recorded_after_the_first_crash() -> None:
+    """An operation that is repeated after a crash is recorded before it runs, so that its crashes are counted."""
     journal, store = _SlowJournal(), StrictStore()
     service = journal.process = await start(journal, store, trainer=PoisonedTrainer(POISON))
     adapter_id = await create(service, 'culprit')
@@ -320,8 +320,8 @@ async def test_operation_that_crashes_at_once_is_recorded_after_the_first_crash(
 
 
 @pytest.mark.parametrize('is_culprit_first', [False, True])
-async def test_work_beside_a_crashing_verb_is_not_blamed(*, is_culprit_first: bool) -> None:
-    """A save that is sent beside a load that crashes each time succeeds; only the load fails."""
+async def test_work_sent_with_a_crashing_verb_is_not_blamed(*, is_culprit_first: bool) -> None:
+    """A save that is sent together with a load that always crashes succeeds; only the load fails."""
     journal, store = MemoryJournal(), StrictStore()
     service = await start(journal, store)
     culprit, innocent = await create(service, 'culprit'), await create(service, 'innocent')

@@ -23,8 +23,8 @@ def _verb(**fields: object) -> object:
     return verb_from_proto(message, 'operation', vocabulary_size=10)
 
 
-def test_unset_type_is_the_trainers_own() -> None:
-    """An unset dtype means the trainer's, and bfloat16 is accepted."""
+def test_unset_dtype_is_the_trainers() -> None:
+    """An unset dtype selects the trainer's dtype, and bfloat16 is accepted."""
     assert _verb() == PublishVersion()
     assert _verb(dtype=tensor_pb2.DTYPE_BFLOAT16, is_pinned=True) == PublishVersion(is_pinned=True, dtype='bfloat16')
 
@@ -45,7 +45,7 @@ async def test_narrower_weights_are_rounded_to_even_with_a_warning() -> None:
 
 
 async def test_dtype_of_the_trainer_gives_no_warning() -> None:
-    """There is no warning for an unset dtype or for the trainer's own."""
+    """An unset dtype and the trainer's own dtype cause no warning."""
     assert await as_published(STATE, None) == (STATE, ())
     assert (await as_published(STATE, 'float32'))[1] == ()
 

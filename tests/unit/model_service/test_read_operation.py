@@ -1,4 +1,4 @@
-"""Tests of reading operations whose batch is inline, uploaded or in a loader."""
+"""Tests of reading operations whose batch is inline, uploaded or from a loader."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ REFERENCE = BatchReference(loader_id='ld', cursor=LoaderCursor(consumed_rows=2, 
 
 
 class UploadedBatches:
-    """Uploads of alice."""
+    """The uploads of alice."""
 
     def __init__(self, **uploads: bytes) -> None:
         self.uploads = uploads
@@ -47,7 +47,7 @@ def operation(**source) -> operation_pb2.Operation:
 
 @pytest.mark.parametrize('length', [4, 500_000])
 async def test_uploaded_batch_is_the_inline_one(length):
-    """An uploaded batch gives the same fingerprint, payload and examples as an inline one."""
+    """An uploaded batch gives the same fingerprint, payload and examples as an inline batch."""
     content = features(length)
     read = OperationReader(UploadedBatches(up=content.SerializeToString()), vocabulary_size=VOCABULARY)
     uploaded = await read(ALICE, operation(upload_id='up'), 'operation')
@@ -84,7 +84,7 @@ async def test_invalid_uploaded_batch_is_named(source, field):
 
 
 async def test_batches_of_the_sampler_are_refused():
-    """Batches of the sampler are refused as not supported yet."""
+    """Batches from the sampler are refused as not supported yet."""
     read = OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY)
     with pytest.raises(NotBuiltYet):
         await read(ALICE, operation(samples={'sequence_ids': ['x']}), 'operation')
@@ -113,7 +113,7 @@ async def test_batch_of_a_loader_is_fetched_later():
 
 
 async def test_tokens_of_a_loader_are_checked_like_inline_ones():
-    """Token ids of a loader's batch are validated like inline ones."""
+    """Token ids of a loader's batch are validated like inline token ids."""
     read, codec = (
         OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
         ProtoRecordCodec(vocabulary_size=VOCABULARY),
@@ -127,7 +127,7 @@ async def test_tokens_of_a_loader_are_checked_like_inline_ones():
 
 
 def many(count: int) -> input_feature_pb2.FeatureBatch:
-    """Return a batch of invalid examples, which would be refused for another reason if they were checked."""
+    """Return a batch of examples that would be refused for another reason if they were checked."""
     return input_feature_pb2.FeatureBatch(features=[input_feature_pb2.InputFeature()] * count)
 
 
@@ -144,7 +144,7 @@ async def test_too_many_examples_are_refused_before_any_is_checked(source, field
 
 
 async def test_too_many_examples_of_a_loader_are_refused_before_any_is_checked():
-    """A fetched batch with too many examples is refused, but a stored batch can be read without this limit."""
+    """A fetched batch with too many examples is refused; a stored batch can be read without this limit."""
     read, codec = (
         OperationReader(UploadedBatches(), vocabulary_size=VOCABULARY),
         ProtoRecordCodec(vocabulary_size=VOCABULARY, max_batch_examples=2),

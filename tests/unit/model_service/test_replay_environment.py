@@ -1,4 +1,4 @@
-"""Tests of detecting changes in the settings under which operations are replayed."""
+"""Tests that changes in the settings under which operations are replayed are detected."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from services.model.backends.journal.environment import changed_environment
 
 
 def test_changes_are_returned_once(tmp_path: Path) -> None:
-    """Changed settings are returned with their old and new values, and only by the first call after the change."""
+    """Changed settings are returned with their old and new values, only by the first call after the change."""
     assert changed_environment(tmp_path, {'pass_tokens': 1024, 'device': 'cpu'}) == {}
     assert changed_environment(tmp_path, {'pass_tokens': 512, 'device': 'cpu'}) == {'pass_tokens': '1024 -> 512'}
     assert changed_environment(tmp_path, {'pass_tokens': 512, 'device': 'cpu'}) == {}

@@ -1,4 +1,4 @@
-"""Tests of loading adapters into the engine and evicting them."""
+"""Tests of how adapters are loaded into the engine and evicted."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ def journal() -> MemoryJournal:
 
 
 async def test_resident_adapters_are_limited_and_all_train(journal):
-    """Eight adapters train in an engine with memory for three, and each continues its step count."""
+    """Eight adapters train in an engine with memory for three; each continues its step count."""
     service = await start(journal, StrictStore(), resident_adapters=3)
     ids = [await create(service, f'r{index}', seed=index + 1) for index in range(8)]
     for number in (1, 2, 3):
@@ -34,7 +34,7 @@ async def test_resident_adapters_are_limited_and_all_train(journal):
 
 
 async def test_the_least_recently_used_adapter_is_evicted(journal):
-    """The least recently used adapter is evicted when another one needs its memory."""
+    """The least recently used adapter is evicted when another adapter needs its memory."""
     service = await start(journal, StrictStore(), resident_adapters=2)
     first, second = [await create(service, f'r{index}') for index in range(2)]
     await service.execute(journals.step_operation(1, second))
@@ -83,7 +83,7 @@ async def test_concurrent_requests_load_an_adapter_once(journal):
 
 
 async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
-    """An idle adapter and its queue are removed from memory, and repeats still return the recorded results."""
+    """An idle adapter and its queue are removed from memory; repeats still return the recorded results."""
     service = await start(journal, StrictStore(), idle_seconds=60.0)
     adapter_id = await create(service)
     first = await service.execute(journals.batch_operation(1, adapter_id))
@@ -100,7 +100,7 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
 
 
 async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
-    """If an operation cannot be made durable, its effect is dropped; sent again, it is applied once."""
+    """If an operation cannot be made durable, its effect is dropped; if it is sent again, it is applied once."""
     service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -122,7 +122,7 @@ async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
 
 
 async def test_a_restored_outcome_that_the_disk_refuses_delays_the_adapter(journal):
-    """Calls fail until the outcome of a replayed operation can be written; then the adapter continues."""
+    """Calls fail until a replayed operation's outcome can be written; then the adapter continues."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -156,8 +156,8 @@ async def test_an_outcome_lost_before_the_snapshot_does_not_block_the_adapter(jo
     assert isinstance(await service.execute(journals.batch_operation(1, adapter_id)), OperationNotFound)
 
 
-async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(journal):
-    """A defect uses up the operation's number, and the operation has no effect, also after a restart."""
+async def test_a_defect_of_the_engine_consumes_the_number_and_changes_nothing(journal):
+    """A defect consumes the operation's number, and the operation has no effect, even after a restart."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -174,7 +174,7 @@ async def test_a_defect_of_the_engine_uses_up_the_number_and_changes_nothing(jou
 
 @pytest.mark.parametrize('error', [RuntimeError('a defect'), AdapterDamaged('ad-1', 'bytes that changed')])
 async def test_failed_load_of_an_adapter_leaves_no_gap(journal, error):
-    """If an adapter cannot be loaded, the operation's number is used up in the journal too."""
+    """If an adapter cannot be loaded, the operation's number is consumed in the journal too."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -196,7 +196,7 @@ async def test_failed_load_of_an_adapter_leaves_no_gap(journal, error):
 
 
 async def test_operation_with_a_repeated_defect_is_skipped(journal):
-    """An operation that hits a defect again during the restore is skipped, and later ones are applied."""
+    """An operation that meets a defect again during the restore is skipped, and later operations are applied."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -215,7 +215,7 @@ async def test_operation_with_a_repeated_defect_is_skipped(journal):
 
 
 async def test_step_without_enough_memory_is_dropped(journal):
-    """If memory runs out during a step, its effect is dropped; sent again, the step is applied once."""
+    """If memory is exhausted during a step, its effect is dropped; if it is sent again, the step is applied once."""
     service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -238,7 +238,7 @@ async def test_step_without_enough_memory_is_dropped(journal):
 
 
 async def test_a_load_that_cannot_be_made_durable_changes_nothing(journal):
-    """If the state after a load cannot be snapshotted, the load is dropped."""
+    """If the state after a load cannot be stored as a snapshot, the load is dropped."""
     service = await start(journal, StrictStore())
     adapter_id = await create(service)
     await service.execute(journals.operation(1, adapter_id, save=wire.Save(name='s')))

@@ -37,7 +37,7 @@ actions = st.lists(st.one_of(ready_verbs, st.just('next'), st.integers(0, 40).ma
 @settings(max_examples=100)
 @given(actions, st.dictionaries(st.sampled_from(['alice', 'bob']), st.floats(0.01, 100.0)))
 def test_no_verb_is_lost_or_duplicated(actions: list[ReadyVerb | str | int | None], weights: dict[str, float]) -> None:
-    """All tokens of each verb are scheduled once, unless it is cancelled, and every batch respects the rules."""
+    """All tokens of each verb are scheduled once unless it is cancelled, and every batch respects the rules."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights=weights)
     waiting: dict[str, ReadyVerb] = {}
     for action in [*actions, *(['next'] * 6 * len(actions))]:
@@ -69,7 +69,7 @@ def rest_of(batch: Sequence[ReadyVerb], ran: Sequence[ReadyVerb]) -> dict[str, R
 
 
 def check_batch(batch: Sequence[ReadyVerb]) -> None:
-    """Assert that the verbs of a batch may run together and fit."""
+    """Assert that the verbs of a batch may run together and fit into it."""
     if len(batch) < 2:
         return
     assert len({item.batch_key for item in batch}) == 1
@@ -86,7 +86,7 @@ def test_verbs_of_one_kind_fill_the_batch() -> None:
     assert [len(batch) for batch in all_batches(scheduler)] == [16, 1]
 
 
-def test_kinds_are_never_mixed_and_some_run_alone() -> None:
+def test_kinds_are_never_mixed_and_exclusive_verbs_run_alone() -> None:
     """Training, evaluation and exclusive verbs run in separate batches."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index, key in enumerate(['train', 'evaluate', None, 'train', 'evaluate', None]):
@@ -95,7 +95,7 @@ def test_kinds_are_never_mixed_and_some_run_alone() -> None:
 
 
 def test_verbs_run_between_the_passes_of_a_large_verb() -> None:
-    """Verbs of other tenants run between the passes of a large verb, and fill its last one."""
+    """Verbs of other tenants run between the passes of a large verb, and fill its last pass."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.add(ready_verb('large', 3 * BUDGET - 100))
     scheduler.add(ready_verb('between', 100, tenant='bob'))
@@ -105,7 +105,7 @@ def test_verbs_run_between_the_passes_of_a_large_verb() -> None:
 
 
 def test_a_tenant_with_a_large_verb_pays_for_each_pass() -> None:
-    """A tenant with large verbs gets the same share as a tenant with small ones, pass by pass."""
+    """A tenant with large verbs gets, pass by pass, the same share as a tenant with small verbs."""
     busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {'large': sizes(1, 12000, 12000), 'small': sizes(2, 500, 500)},
@@ -119,7 +119,7 @@ def test_a_tenant_with_a_large_verb_pays_for_each_pass() -> None:
 
 
 def test_the_adapters_of_a_tenant_take_turns_between_passes() -> None:
-    """A small verb does not wait for all passes of a large verb of another adapter of its tenant."""
+    """A small verb does not wait for all passes of a large verb of its tenant's other adapter."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.add(ready_verb('large', 10 * BUDGET))
     run_pass(scheduler, scheduler.next_batch()[0])
@@ -128,7 +128,7 @@ def test_the_adapters_of_a_tenant_take_turns_between_passes() -> None:
 
 
 def test_quick_verbs_run_first_but_do_not_starve_batches() -> None:
-    """Quick verbs run before a waiting batch, but at most `QUICK_RUN` of them."""
+    """Quick verbs run before a waiting batch, but at most `QUICK_RUN` of them in a row."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.add(ready_verb('batch', 64))
     for index in range(QUICK_RUN + 10):
@@ -138,7 +138,7 @@ def test_quick_verbs_run_first_but_do_not_starve_batches() -> None:
 
 
 def test_quick_verbs_alternate_between_tenants() -> None:
-    """Quick verbs alternate between tenants, however many one tenant has."""
+    """Quick verbs alternate between tenants, even if one tenant has many."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index in range(50):
         scheduler.add(ready_verb(f'a{index}', 0))
@@ -163,7 +163,7 @@ def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
     busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET, weights=weights),
         {tenant: sizes(seed, *ranges[tenant]) for tenant in weights},
-        # Enough adapters that no tenant's queue becomes empty within a batch.
+        # There are enough adapters that no tenant's queue becomes empty within a batch.
         adapters=dict.fromkeys(weights, 110),
     )
     busy.run(1500)
@@ -171,8 +171,8 @@ def test_backlogged_tenants_share_tokens_by_weight(seed: int) -> None:
     assert max(shares) <= 1.1 * min(shares)
 
 
-def test_a_thousand_adapters_of_one_tenant_do_not_starve_one_of_another() -> None:
-    """A tenant with one adapter runs in at least half of the batches beside a tenant with a thousand adapters."""
+def test_a_thousand_adapters_of_one_tenant_do_not_starve_another_tenant() -> None:
+    """A tenant with one adapter runs in at least half of the batches although another has a thousand adapters."""
     busy = BusyAdapters(
         Scheduler(batch_tokens=BUDGET),
         {'many': sizes(1, 100, 100), 'one': sizes(2, 100, 100)},
@@ -203,7 +203,7 @@ def test_an_idle_tenant_keeps_its_negative_credit() -> None:
 
 @pytest.mark.parametrize('seed', range(20))
 def test_every_verb_is_served_within_a_bound(seed: int) -> None:
-    """A new tenant's verb waits for at most one batch per other tenant, and for the quick verbs between them."""
+    """A new tenant's verb waits for at most one batch per other tenant, and for the quick verbs between the batches."""
     rng = random.Random(seed)
     tenants = {f't{index}': rng.randint(1, 30) for index in range(rng.randint(2, 6))}
     busy = BusyAdapters(
@@ -219,7 +219,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
         for item in batch:
             busy.add(item.adapter_id, item.tenant_id)
     heavy = sum(bool(batch[0].token_count) for batch in batches)
-    # Each other tenant may be first in one earlier batch, and each batch may follow a run of quick verbs.
+    # Each other tenant may be first in one earlier batch, and quick verbs may run before each batch.
     assert heavy <= len(tenants)
     assert len(batches) - heavy <= QUICK_RUN * (heavy + 1)
 
@@ -227,7 +227,7 @@ def test_every_verb_is_served_within_a_bound(seed: int) -> None:
 @settings(max_examples=80)
 @given(st.lists(ready_verbs, max_size=60, unique_by=lambda item: item.adapter_id), st.integers(0, 59))
 def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> None:
-    """Exactly the predicted passes run first if no more verbs arrive, and predicting changes nothing."""
+    """Exactly the predicted passes run first if no more verbs arrive; the prediction changes nothing."""
     scheduler, copied = Scheduler(batch_tokens=BUDGET), Scheduler(batch_tokens=BUDGET)
     for item in items:
         scheduler.add(item)
@@ -247,7 +247,7 @@ def test_predicted_positions_are_exact(items: list[ReadyVerb], chosen: int) -> N
 
 
 def test_one_large_verb_of_a_tenant_runs_at_a_time() -> None:
-    """A tenant's next large verb begins after its previous one, so that few adapters are in the middle of a verb."""
+    """A tenant's next large verb begins after its previous large verb, so that few adapters have an unfinished verb."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for name, tenant in (('a0', 'alice'), ('a1', 'alice'), ('b0', 'bob'), ('b1', 'bob')):
         scheduler.add(ready_verb(name, 3 * BUDGET, tenant=tenant))
@@ -278,7 +278,7 @@ def test_a_tenant_pays_only_for_passes_that_ran() -> None:
 
 
 def test_positions_behind_many_passes_are_estimated() -> None:
-    """The simulation ends after a limit, and all other verbs then count as earlier ones."""
+    """The simulation ends after a limit; all other verbs then count as earlier verbs."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for index in range(30):
         scheduler.add(ready_verb(f'a{index}', 1000 * BUDGET))
@@ -308,7 +308,7 @@ def test_idle_tenants_are_removed() -> None:
 
 
 def test_unequal_demand_is_shared_equally_if_batches_are_limited() -> None:
-    """Full batches are shared by demand; limited batches are shared equally between tenants of equal weight."""
+    """Full batches are shared by demand; limited batches are shared equally by tenants of equal weight."""
     adapters = {'many': 26, 'more': 19, 'some': 13, 'few': 6}
     served = {bound: served_of(adapters, bound) for bound in (None, 128)}
     assert served[None]['many'] == pytest.approx(26 / 64, abs=0.01)
@@ -316,7 +316,7 @@ def test_unequal_demand_is_shared_equally_if_batches_are_limited() -> None:
 
 
 def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
-    """Return each tenant's share of the verbs in 500 batches; a served adapter returns one batch later."""
+    """Return each tenant's share of the verbs in 500 batches; a served adapter is ready again one batch later."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(bound)
     absent = [
@@ -334,7 +334,7 @@ def served_of(adapters: dict[str, int], bound: int | None) -> dict[str, float]:
 
 
 def test_the_batch_limit_has_a_minimum_and_a_maximum() -> None:
-    """The batch limit stays between MIN_BATCH_TOKENS and the engine's maximum; a tenant without others has no limit."""
+    """The batch limit is from MIN_BATCH_TOKENS to the engine's maximum; a tenant that is alone has no limit."""
     for bound, expected in ((0, 8), (128, 8), (500, 31), (10**9, 64), (None, 64)):
         for tenants, length in ((('alice', 'bob'), expected), (('alice',), 64)):
             scheduler = Scheduler(batch_tokens=BUDGET)
@@ -345,7 +345,7 @@ def test_the_batch_limit_has_a_minimum_and_a_maximum() -> None:
 
 
 def test_credits_of_large_passes_do_not_delay_new_tenants() -> None:
-    """Credits from large passes do not delay a new tenant after passes become small."""
+    """Credits from large passes do not delay a new tenant after the passes become small."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     for number in range(60):
         scheduler.add(ready_verb(f'early-{number}', 16))
@@ -370,7 +370,7 @@ def test_a_verb_beyond_the_limit_runs_alone() -> None:
 
 
 def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
-    """A limited batch has one verb of each tenant, and waits for tenants whose verbs would still fit."""
+    """A limited batch has one verb of each tenant, and waits for tenants whose verbs would fit."""
     scheduler = Scheduler(batch_tokens=BUDGET)
     scheduler.bound(128)
     for number in range(8):
@@ -383,7 +383,7 @@ def test_each_tenant_has_one_verb_in_a_limited_batch() -> None:
 
 
 def test_weights_apply_in_limited_batches() -> None:
-    """A tenant of weight 3 runs three times as many verbs as tenants of weight 1 if batches are limited."""
+    """A tenant of weight 3 runs three times as many verbs as tenants of weight 1 in limited batches."""
     scheduler = Scheduler(batch_tokens=BUDGET, weights={'t0': 3.0})
     scheduler.bound(128)
     absent = [ready_verb(f'a{tenant}-{number}', 64, tenant=f't{tenant}') for tenant in range(4) for number in range(9)]

@@ -1,4 +1,4 @@
-"""Creating, parking and deleting adapters, and their steps, wait at most for the running pass."""
+"""Creating, parking and deleting adapters, and their steps, wait for no more than the running pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ class SequentialTrainer(FakeTrainer):
         self._lock = asyncio.Lock()
 
     def __getattribute__(self, name: str) -> Any:
-        """Return a method that waits for its turn, if it is a method of the port."""
+        """Return a method that waits for its turn if the method belongs to the port."""
         method = super().__getattribute__(name)
         if name not in {
             'create_adapter',
@@ -74,7 +74,7 @@ async def _step(verbs: ModelService, adapter: Adapter) -> None:
 
 @pytest.mark.parametrize('work', [_create, _park, _delete, _step])
 async def test_short_work_waits_for_one_pass(work: Callable[[ModelService, Adapter], Awaitable[None]]) -> None:
-    """All engine calls of short work run after the pass that is running, and before the next one."""
+    """All engine calls of short work run after the running pass and before the next pass."""
     trainer = SequentialTrainer()
     ports = FakePorts(trainer=trainer)
     verbs = ports.verbs()

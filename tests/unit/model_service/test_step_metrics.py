@@ -42,13 +42,13 @@ FEATURES = [InputFeature(input_ids=[1, 2, 3]), InputFeature(input_ids=[4])]
 
 
 class Run:
-    """Applies verbs one after the other, and keeps the adapter's metrics."""
+    """Applies verbs one after the other, and records the adapter's metrics."""
 
     def __init__(self) -> None:
         self.metrics, self.number, self.step_count = StepMetrics(), 0, 0
 
     def verb(self, verb: Any, outcome: Any = None, **run: Any) -> None:
-        """Apply a verb, which takes one second in the queue."""
+        """Apply a verb that waits one second in the queue."""
         self.number += 1
         if isinstance(outcome, StepResult):
             self.step_count = outcome.step_count
@@ -58,7 +58,7 @@ class Run:
         )
 
     def backward(self, loss: float, labels: int, **fields: Any) -> None:
-        """Apply ForwardBackward on four tokens, which takes half a second in a pass with one more adapter."""
+        """Apply ForwardBackward on four tokens, in a pass of half a second with one other adapter."""
         outcome = ForwardResult(loss=loss, num_tokens=labels, **fields)
         self.verb(ForwardBackward(features=FEATURES), outcome, device_seconds=0.5, pass_adapter_count=2)
 
@@ -75,7 +75,7 @@ class Run:
 
 
 def test_report_has_the_totals_and_means_of_a_step():
-    """The loss is a mean over labels, a reported metric over batches; tokens and times are sums."""
+    """The loss is a mean over labels and a reported metric a mean over batches; tokens and times are sums."""
     run = Run()
     run.backward(3.0, 1, metrics={'kl': 1.0})
     run.backward(1.0, 3, metrics={'kl': 2.0, 'ratio': 5.0})
@@ -102,7 +102,7 @@ def test_report_has_the_totals_and_means_of_a_step():
 
 
 def test_metrics_of_a_loss_do_not_replace_the_values_of_a_step():
-    """A loss may report metrics with the names of the step's values; they are left out, and others are reported."""
+    """Metrics of a loss with the names of a step's values are not reported; other metrics of the loss are."""
     plain, other = Run(), Run()
     plain.backward(3.0, 2, metrics={'kl': 1.0})
     plain.step(grad_norm=7.0)
@@ -114,7 +114,7 @@ def test_metrics_of_a_loss_do_not_replace_the_values_of_a_step():
 
 
 def test_separate_verbs_report_like_the_combined_ones():
-    """The seven separate verbs of a step give one report, with the norm of ClipGradNorm."""
+    """The seven separate verbs of a step give one report, with the norm from ClipGradNorm."""
     run = Run()
     run.verb(Forward(features=FEATURES), ForwardResult(loss=0.0, num_tokens=0))
     run.verb(CalculateLoss(), ForwardResult(loss=2.0, num_tokens=4))
@@ -156,7 +156,7 @@ def test_dropped_gradient_does_not_count(verb):
 
 @pytest.mark.parametrize(('is_training', 'name'), [(True, 'metric/accuracy'), (False, 'eval/accuracy')])
 def test_calculated_metrics_are_reported_at_the_current_step(is_training, name):
-    """CalculateMetric reports its values, and does not end the totals of the step."""
+    """CalculateMetric reports its values and does not end the totals of the step."""
     run = Run()
     run.step()
     run.backward(4.0, 1)
@@ -168,7 +168,7 @@ def test_calculated_metrics_are_reported_at_the_current_step(is_training, name):
 
 
 def test_only_the_last_reports_are_kept():
-    """An adapter keeps a fixed number of reports, and infinite and missing values stay as they are."""
+    """An adapter stores a fixed number of reports; infinite and missing values are unchanged."""
     run = Run()
     for loss in [0.0, *map(float, range(MAX_REPORTS - 2)), math.inf, math.nan]:
         run.backward(loss, 1)
@@ -227,7 +227,7 @@ async def test_reports_are_exact_after_a_crash_at_any_moment(tmp_path: Path):
 
 
 async def test_watch_of_reports_leaves_out_other_changes() -> None:
-    """A watch of reports sends the snapshot, each step and the deletion, and a watch of adapters every change."""
+    """A watch of reports sends the snapshot, each step and the deletion; a watch of adapters sends every change."""
     service = await start(MemoryJournal(), StrictStore())
     await _create(service)
     directory = service.verbs.directory

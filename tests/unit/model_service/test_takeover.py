@@ -21,12 +21,12 @@ from services.model.domain.errors import TakeoverRefused
 from services.model.domain.journal import Snapshot
 
 LARGE = 20_000
-"""Number of tokens in a batch whose payload is stored as a file."""
+"""Number of tokens of a batch whose payload is stored in a file."""
 _TESTS = Path(__file__).parents[2]
 
 
 async def _fill(folder: Path) -> Adapter:
-    """Write a journal with an expired adapter, and with a trained adapter, which is returned."""
+    """Write a journal with an expired adapter and a trained adapter; return the trained adapter."""
     journal = await open_journal(folder)
     adapter = await add(journal, make_adapter(has_lease=True), state_of(1))
     first, second = batch_operation(1, length=LARGE), batch_operation(2, length=LARGE, seed=1)
@@ -67,7 +67,8 @@ async def _check_moved(journal: SqliteJournal, trained: Adapter) -> None:
 async def test_everything_is_moved_and_both_journals_stay_usable(tmp_path: Path) -> None:
     """Adapters are moved completely, stay moved after a restart, and their ids stay in use in both journals.
 
-    A repeated call returns them until the takeover is completed, because the caller may not have registered them yet.
+    Until the takeover is completed, a repeated call returns them again, because the caller may not have registered
+    them.
     """
     trained = await _fill(tmp_path / 'a')
     journal = await _open(tmp_path / 'b', peer=tmp_path / 'a')
@@ -95,7 +96,7 @@ async def test_everything_is_moved_and_both_journals_stay_usable(tmp_path: Path)
 
 
 async def test_runs_move_on_when_their_new_trainer_ends(tmp_path: Path) -> None:
-    """A third trainer takes over the runs of two trainers, and then the first one takes them back."""
+    """A third trainer takes over the runs of two trainers; then the first trainer takes them back."""
     trained = await _fill(tmp_path / 'a')
     for target, source in (('b', 'a'), ('c', 'b'), ('a', 'c')):
         journal = await _open(tmp_path / target, peer=tmp_path / source)
@@ -106,7 +107,7 @@ async def test_runs_move_on_when_their_new_trainer_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('failpoint', mostly_slow(TAKEOVER_FAILPOINTS))
 async def test_takeover_that_was_killed_is_completed_once(tmp_path: Path, failpoint: str) -> None:
-    """Only the same trainer can complete a killed takeover, and the ended trainer can start only afterwards."""
+    """Only the same trainer can complete a killed takeover; only then can the ended trainer start again."""
     trained = await _fill(tmp_path / 'a')
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, '-m', 'fixtures.taking_over', tmp_path / 'b', tmp_path / 'a'),
@@ -130,7 +131,7 @@ async def test_takeover_that_was_killed_is_completed_once(tmp_path: Path, failpo
 
 
 async def test_interrupted_takeover_is_completed_by_the_successor(tmp_path: Path) -> None:
-    """If the trainer that takes over ends too, the takeover is completed by the trainer that takes over from it."""
+    """If the new trainer ends during a takeover, the trainer that takes over from it completes the takeover."""
     trained = await _fill(tmp_path / 'a')
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, '-m', 'fixtures.taking_over', tmp_path / 'b', tmp_path / 'a'),
@@ -149,7 +150,7 @@ async def test_interrupted_takeover_is_completed_by_the_successor(tmp_path: Path
 
 
 async def test_running_trainer_keeps_its_runs(tmp_path: Path) -> None:
-    """A takeover is refused while the trainer's process has the journal open, and changes nothing."""
+    """A takeover is refused, without changes, while the trainer's process has the journal open."""
     await _fill(tmp_path / 'a')
     running = await open_journal(tmp_path / 'a')
     journal = await _open(tmp_path / 'b', peer=tmp_path / 'a')

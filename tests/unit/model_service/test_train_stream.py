@@ -1,4 +1,4 @@
-"""A stream pipelines operations, returns results in order, fails fast after a refusal, and applies back-pressure."""
+"""A stream pipelines operations, returns results in order, fails fast after a refusal and applies back-pressure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -27,7 +27,7 @@ from services.model.domain.operation import LrStep, Operation, PublishVersion, S
 
 
 class Sender:
-    """A stream whose operations are sent by the test."""
+    """A stream to which the test sends operations."""
 
     def __init__(self, verbs: ModelService) -> None:
         self._queue: asyncio.Queue[Operation | OperationFailure | None] = asyncio.Queue()
@@ -65,7 +65,7 @@ def _errors(results: Iterable[Any]) -> dict[int, DomainError]:
 
 
 async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> None:
-    """A thousand operations of twenty adapters run, and return results, in the order of each adapter's numbers."""
+    """A thousand operations of twenty adapters run and return results in the order of each adapter's numbers."""
     ports = FakePorts()
     verbs = ports.verbs()
     adapters = await _adapters(verbs, 20)
@@ -81,7 +81,7 @@ async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> No
 
 
 async def test_operations_after_a_refusal_fail_at_once() -> None:
-    """Operations after a refused one fail at once, whether they wait already or arrive later, and do not run."""
+    """Operations after a refused one fail immediately and do not run, whether they wait already or arrive later."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
@@ -135,7 +135,7 @@ async def test_malformed_operation_is_reported_in_order() -> None:
 
 
 async def test_failure_that_uses_its_number_does_not_block_others() -> None:
-    """Operations after a failed one run if it used up its number."""
+    """Operations after a failed operation run if the failed one consumed its number."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -146,7 +146,7 @@ async def test_failure_that_uses_its_number_does_not_block_others() -> None:
 
 
 async def test_operations_after_a_temporary_refusal_wait() -> None:
-    """Operations after a temporary refusal wait for the sender to retry."""
+    """Operations after a temporary refusal wait until the sender retries the refused one."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
@@ -177,7 +177,7 @@ async def test_a_number_sent_by_another_call_closes_the_gap() -> None:
 
 
 async def test_full_queue_blocks_the_stream() -> None:
-    """The stream reads one operation beyond the tenant's slots and then waits; no operation is refused."""
+    """The stream reads one operation more than the tenant has slots and then waits; no operation is refused."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=5, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
@@ -193,7 +193,7 @@ async def test_full_queue_blocks_the_stream() -> None:
 
 
 async def test_byte_limit_blocks_the_stream() -> None:
-    """The stream reads at most three large requests before a result if two of them exceed the byte limit."""
+    """If two large requests exceed the byte limit, the stream reads at most three before a result."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=100, request_bytes=1000))
     (adapter,) = await _adapters(verbs, 1)
@@ -202,14 +202,14 @@ async def test_byte_limit_blocks_the_stream() -> None:
     sender.send(*(operation_of(adapter, number, LrStep(), payload=bytes(600)) for number in range(1, 11)), None)
     reading = asyncio.ensure_future(sender.take(10))
     await let_others_run(500)
-    # The first runs; the second is next and therefore urgent, so it is admitted; the third waits for a slot.
+    # The first request runs; the second is urgent, as the next one, so it is admitted; the third waits for a slot.
     assert sender.read_count <= 3
     ports.trainer.gate.set()
     assert numbers_of(await reading, adapter) == list(range(1, 11))
 
 
 async def test_slow_reader_blocks_the_stream() -> None:
-    """The window and its queue limit the number of pending results of a slow reader."""
+    """The window and its queue limit the number of results that wait for a slow reader."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=1000, request_bytes=1 << 20))
     (adapter,) = await _adapters(verbs, 1)
@@ -244,7 +244,7 @@ async def test_a_disconnected_stream_withdraws_waiting_operations() -> None:
 
 
 async def test_a_call_to_a_full_queue_is_refused_or_waits() -> None:
-    """A call to a full queue is refused with a retry time, or waits for a slot if allowed."""
+    """A call to a full queue is refused with a retry time, or waits for a slot if it allows this."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
     busy, other = await _adapters(verbs, 2)
@@ -275,7 +275,7 @@ async def test_stream_that_is_closed_early_raises_nothing() -> None:
 
 
 async def test_operations_that_cannot_be_read_end_the_stream() -> None:
-    """Results of earlier operations are returned before the error that interrupted the reading."""
+    """Results of earlier operations are returned before the error that ended the reading."""
     verbs = FakePorts().verbs()
     (adapter,) = await _adapters(verbs, 1)
     has_result = asyncio.Event()

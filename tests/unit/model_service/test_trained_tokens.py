@@ -1,4 +1,4 @@
-"""The trained token count of an adapter, and saves beyond the storage quota."""
+"""The trained token count of an adapter, and saves that exceed the storage quota."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def counted(service: Service) -> int:
 
 
 def script() -> list[Any]:
-    """Return operations that train, step and undo; the tokens of all of them count."""
+    """Return operations that train, step and undo. All their tokens count."""
     batches = [journals.batch_operation(2 * index + 1, ADAPTER, length=size) for index, size in enumerate(LENGTHS)]
     steps = [journals.step_operation(2 * index + 2, ADAPTER) for index in range(len(LENGTHS))]
     pairs = [operation for pair in zip(batches, steps, strict=True) for operation in pair]
@@ -43,7 +43,7 @@ def script() -> list[Any]:
 
 
 TOTAL = sum(len(f['input_ids']) for item in script() for f in getattr(item.verb, 'features', ()))
-"""Tokens of all batches in the script."""
+"""Tokens of all batches in `script`."""
 
 
 async def test_every_token_is_counted_once_across_crashes(tmp_path: Path):
@@ -83,8 +83,8 @@ async def test_refused_and_repeated_operations_are_not_counted():
     assert counted(service) == before > 0
 
 
-async def test_save_beyond_the_quota_is_refused_with_its_number_free():
-    """A save beyond the quota is refused with its number free; a repeat of a recorded save returns its result."""
+async def test_refused_save_beyond_the_quota_does_not_use_its_number():
+    """A refused save beyond the quota does not use its number; a repeat of a recorded save returns its result."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
     unlimited = journals.operation(1, ADAPTER, save=wire.Save(name='a'))

@@ -1,6 +1,6 @@
 """Uploads of batches: the order of messages in a stream, complete uploads, and the required scope.
 
-The store of the uploads is tested in tests/unit/kit/test_resumable_uploads.py.
+tests/unit/kit/test_resumable_uploads.py tests the store of the uploads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ BOB = Caller(tenant_id='bob', key_id='k', scopes=frozenset({'train'}))
 
 
 class Uploads:
-    """The operations that upload and read batches, over a folder and a clock."""
+    """The operations that upload and read batches, with a folder and a clock."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.clock = root, FakeClock()
@@ -33,7 +33,7 @@ class Uploads:
 
 @pytest.fixture
 def uploads(tmp_path: Path) -> Uploads:
-    """The operations over an empty store."""
+    """The operations with an empty store."""
     return Uploads(tmp_path)
 
 
@@ -62,7 +62,7 @@ def chunks(data: bytes, *, begin: int = 0, chunk_bytes: int = 3) -> list[UploadC
 
 
 async def test_an_upload_continues_after_a_broken_stream(uploads: Uploads) -> None:
-    """The bytes received before a broken stream are kept, and a sender may repeat some of them."""
+    """The bytes before a broken stream are kept, and a sender may repeat some of them."""
     data = b'0123456789'
     with pytest.raises(ConnectionResetError):
         await uploads.upload(ALICE, broken(header_of(data), *chunks(data[:8])))
@@ -100,7 +100,7 @@ async def test_an_invalid_stream_is_refused(
 
 
 async def test_an_upload_expires(uploads: Uploads) -> None:
-    """An upload that was not used within its time to live is not found, and is removed by the next call."""
+    """An upload that was unused for its time to live is not found, and the next call removes it."""
     await uploads.upload(ALICE, stream(header_of(b'data'), *chunks(b'data')))
     uploads.clock.advance(timedelta(minutes=61))
     with pytest.raises(UploadNotFound):
@@ -109,7 +109,7 @@ async def test_an_upload_expires(uploads: Uploads) -> None:
 
 
 async def test_an_upload_has_one_sender_at_a_time(uploads: Uploads) -> None:
-    """A second stream is refused until the first one ends."""
+    """A second stream is refused until the first stream ends."""
     begun, may_finish = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[UploadHeader]:
@@ -126,8 +126,8 @@ async def test_an_upload_has_one_sender_at_a_time(uploads: Uploads) -> None:
     await uploads.upload(ALICE, stream(header_of(b'data')))
 
 
-async def test_both_use_cases_require_the_scope(uploads: Uploads) -> None:
-    """A key without the scope `train` can neither upload nor read, and nothing is stored."""
+async def test_upload_and_read_require_the_scope(uploads: Uploads) -> None:
+    """A key without the scope `train` can neither upload nor read, and stores nothing."""
     sampler = Caller(tenant_id='alice', key_id='k', scopes=frozenset({'sample'}))
     with pytest.raises(ScopeMissing):
         await uploads.upload(sampler, stream(header_of(b'data')))

@@ -1,4 +1,4 @@
-"""Other content under the number of a running operation waits, and is refused if the running operation succeeds."""
+"""Other content with a running operation's number waits, and is refused if the running operation succeeds."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def ports() -> FakePorts:
 
 
 async def _start(service: ModelService, *verbs: Verb) -> 'list[asyncio.Future[OperationResult]]':
-    """Start operations of one adapter with the number 1, one after the other."""
+    """Start operations of one adapter, one after the other, all with the number 1."""
     adapter = await service.create_adapter(ALICE, create_request())
     calls: list[asyncio.Future[OperationResult]] = []
     for verb in verbs:
@@ -29,7 +29,7 @@ async def _start(service: ModelService, *verbs: Verb) -> 'list[asyncio.Future[Op
 
 
 async def test_other_content_waits_for_a_late_copy_of_a_refused_operation(ports: FakePorts) -> None:
-    """If a running operation is refused, an operation with other content and the same number runs after the refusal."""
+    """If the running operation is refused, an operation with the same number and other content runs afterwards."""
     ports.trainer.failures.append(InvalidField('x', 'is bad'))
     ports.trainer.gate.clear()
     late_copy, corrected = await _start(ports.verbs(), Step(), ZeroGrad())
@@ -42,7 +42,7 @@ async def test_other_content_waits_for_a_late_copy_of_a_refused_operation(ports:
 
 
 async def test_other_content_is_refused_once_the_running_operation_has_succeeded(ports: FakePorts) -> None:
-    """An operation with other content is refused once the running operation with the same number has succeeded."""
+    """If the running operation succeeds, an operation with the same number and other content is refused."""
     ports.trainer.gate.clear()
     calls = await _start(ports.verbs(), Step(), ZeroGrad(), Step())
     ports.trainer.gate.set()

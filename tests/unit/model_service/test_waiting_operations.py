@@ -66,7 +66,7 @@ async def test_queued_running_done_and_failed_are_distinguished() -> None:
 
 
 async def test_queue_position_counts_earlier_operations() -> None:
-    """The position counts operations of the same adapter and of others, and the wait follows from earlier durations."""
+    """The position counts earlier operations of all adapters; the estimated wait is based on earlier durations."""
     ports = FakePorts()
     verbs = ports.verbs(batch_tokens=64)
     adapters = await _adapters(verbs, 3)
@@ -124,7 +124,7 @@ async def _wait(verbs: ModelService, adapter: Adapter, number: int) -> Any:
 
 
 async def test_cancel_at_the_scheduler_frees_the_number() -> None:
-    """An operation cancelled in the scheduler never runs and frees its number for another one."""
+    """An operation that is cancelled in the scheduler never runs, and another operation can use its number."""
     ports = FakePorts()
     verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)
@@ -150,7 +150,7 @@ async def test_cancel_at_the_scheduler_frees_the_number() -> None:
 
 
 async def test_cancel_of_an_early_number() -> None:
-    """A cancelled early operation may be sent again with other content."""
+    """A cancelled operation that is too early can be sent again with other content."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -165,7 +165,7 @@ async def test_cancel_of_an_early_number() -> None:
 
 
 async def test_cancel_has_no_effect_on_running_or_finished_operations() -> None:
-    """Cancelling a running or finished operation has no effect; an unknown one is not found."""
+    """Cancelling a running or finished operation has no effect; an unknown operation is not found."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -203,7 +203,7 @@ async def _take(watch: AsyncGenerator[Any, None], count: int) -> list[Any]:
 
 
 async def test_parking_cancels_operations_without_a_slot() -> None:
-    """Parking cancels the adapter's operations that the tenant's queue does not admit yet, and no others."""
+    """Parking cancels the adapter's operations that wait for a slot of the tenant's queue, and no others."""
     ports = FakePorts()
     verbs = ports.verbs(queue=QueueLimits(operation_count=2, request_bytes=1 << 20))
     first, second, *others = await _adapters(verbs, 4)
@@ -227,7 +227,7 @@ async def test_parking_cancels_operations_without_a_slot() -> None:
 
 @pytest.mark.parametrize('end', ['deletion', 'shutdown'])
 async def test_wait_for_memory_ends_with_the_adapter_and_with_the_service(end) -> None:
-    """A deletion and a shutdown end an operation that waits for memory, and neither waits for the memory."""
+    """A deletion and a shutdown end an operation that waits for memory; neither waits for the memory."""
     ports = FakePorts()
     verbs = ports.verbs(residency=ResidencyBounds(resident_adapters=1))
     first, second = await _adapters(verbs, 2)
@@ -303,7 +303,7 @@ async def test_watch_ends_with_the_adapter_and_with_the_service() -> None:
 
 
 async def test_each_operation_has_a_separate_gap_timeout() -> None:
-    """Each operation has its own timeout for a gap, and none is refused after the missing one arrives."""
+    """Each operation has its own timeout for a gap; none is refused after the missing operation has arrived."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.05)
     (adapter,) = await _adapters(verbs, 1)
@@ -318,14 +318,14 @@ async def test_each_operation_has_a_separate_gap_timeout() -> None:
 
 
 async def test_long_running_operation_is_not_a_gap() -> None:
-    """An operation behind a running one waits longer than the gap timeout."""
+    """An operation after a running operation waits longer than the gap timeout."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=0.01)
     (adapter,) = await _adapters(verbs, 1)
     ports.trainer.gate.clear()
     calls = [_start(verbs, adapter, number, LrStep()) for number in (1, 2)]
     with pytest.raises(TimeoutError):
-        # Longer than the gap timeout, which must not apply here.
+        # The wait is longer than the gap timeout, which must not apply here.
         await asyncio.wait_for(asyncio.shield(calls[1]), 0.05)
     ports.trainer.gate.set()
     await asyncio.gather(*calls)
@@ -341,7 +341,7 @@ def _result(number: int, size_bytes: int = 0, *, field: str = 'logps') -> Operat
 
 
 def test_restored_sequence_continues_with_the_next_number() -> None:
-    """A restored sequence recognizes repeats, refuses changed ones and continues with the next number."""
+    """A restored sequence recognizes repeats, refuses changed repeats and continues with the next number."""
     entries = [
         RecordEntry(sequence_number=7, fingerprint='f7', outcome=_result(7)),
         RecordEntry(sequence_number=8, fingerprint='f8', outcome=LossNotFinite('a')),
@@ -358,7 +358,7 @@ def test_restored_sequence_continues_with_the_next_number() -> None:
 
 
 def test_a_restored_sequence_may_have_no_record() -> None:
-    """A sequence can be restored from its last number alone; earlier operations are then not found."""
+    """A sequence can be restored from its last number only; earlier operations are then not found."""
     sequence = OperationSequence.restored('a', [], 5)
     assert sequence.action_for(_operation(6, Step(), 'f')) is Action.RUN
     with pytest.raises(OperationNotFound):
@@ -367,7 +367,7 @@ def test_a_restored_sequence_may_have_no_record() -> None:
 
 @pytest.mark.parametrize('field', ['logps', 'values', 'routed_experts'])
 def test_the_record_is_bounded_in_bytes(field: str) -> None:
-    """Large arrays of any kind remove old results from the record; the newest result always stays."""
+    """Large results remove old results from the record; the newest result always stays."""
     sequence = OperationSequence('a')
     for number in range(1, 11):
         sequence.begin(_operation(number, Step(), f'f{number}'))

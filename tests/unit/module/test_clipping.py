@@ -38,7 +38,7 @@ def test_a_gradient_within_the_limit_is_unchanged():
 
 @pytest.mark.parametrize('divisor', [1, 7])
 def test_the_limit_holds_for_the_divided_gradient(divisor):
-    """The limit and the returned norm refer to the gradient after division by `divisor`."""
+    """The limit and the returned norm apply to the gradient after division by `divisor`."""
     clipped = gradients()
     before = gradient_norm(gradients()) / divisor
     assert clip_by_norm(clipped, max_norm=0.01, divisor=divisor) == pytest.approx(before)
@@ -50,7 +50,7 @@ def test_the_limit_holds_for_the_divided_gradient(divisor):
 
 
 def test_clipping_by_value_does_not_change_small_elements():
-    """Only elements outside the limit are clamped, with their sign."""
+    """Only elements outside the limit are clamped, and they keep their sign."""
     clipped = [torch.tensor([-3.0, -0.5, 0.0, 0.25, 9.0])]
     assert clip_by_value(clipped, max_value=0.5) == 9.0
     assert clipped[0].tolist() == [-0.5, -0.5, 0.0, 0.25, 0.5]

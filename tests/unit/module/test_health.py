@@ -13,7 +13,7 @@ OTHER = 'base_model.model.model.layers.1.q_proj.lora_A.weight'
 
 
 def tensors(a, b, other):
-    """Return tensors by name: A and B of one layer and A of another."""
+    """Return tensors by name: A and B of one layer, and A of another layer."""
     return {A: torch.tensor(a), B: torch.tensor(b), OTHER: torch.tensor(other)}
 
 
@@ -52,7 +52,7 @@ def test_first_non_finite_element_is_reported(broken):
 
 
 def test_non_finite_updated_weight_is_reported():
-    """A weight that became NaN in the step is reported although the gradient was finite."""
+    """A weight that becomes NaN in the step is reported although the gradient is finite."""
     after = {**BEFORE, B: torch.tensor([[0.0], [math.nan]])}
     first, _ = measure_health(GRADIENTS, BEFORE, after)
     assert first.non_finite_location == 'lora_B[1, 0] of the updated weight'

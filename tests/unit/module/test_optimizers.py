@@ -20,7 +20,7 @@ LAYERS = ('model.layers.0.q_proj', 'model.layers.0.v_proj', 'model.layers.10.q_p
     ('name', 'suggestion'), [('adamw', 'AdamW'), ('Adamw', 'AdamW'), ('AdaDelta', 'Adadelta'), ('Adam W', 'AdamW')]
 )
 def test_misspelled_name_gets_a_suggestion(name, suggestion):
-    """A misspelled optimizer name gets the nearest name as a suggestion; an unrelated name gets none."""
+    """The error for a misspelled optimizer name suggests the nearest name; an unrelated name gets no suggestion."""
     with pytest.raises(UnknownComponent) as raised:
         build_optimizer(name, lora_parameters(), {})
     assert near_misses(raised.value.name, raised.value.known)[0] == suggestion
@@ -40,7 +40,7 @@ def lora_parameters(seed=0):
 
 
 def train(parameters, optimizer, steps, *, seed):
-    """Run steps with random gradients from a seed."""
+    """Run steps with random gradients that depend on a seed."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for parameter in parameters.values():
@@ -58,7 +58,7 @@ def test_every_optimizer_changes_every_parameter(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_every_optimizer_is_restored_bitwise_from_json(name):
-    """A state restored from tensors and JSON gives bitwise the same next steps."""
+    """A state that is restored from tensors and JSON gives bitwise the same next steps."""
     options = {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.1}]}
     parameters = lora_parameters()
     optimizer = build_optimizer(name, parameters, options)
@@ -76,7 +76,7 @@ def test_every_optimizer_is_restored_bitwise_from_json(name):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_restored_state_is_a_copy(name):
-    """Steps after restoring a state do not modify the saved tensors."""
+    """Steps after a restoration do not modify the saved tensors."""
     parameters = lora_parameters()
     optimizer = build_optimizer(name, parameters, {})
     train(parameters, optimizer, 1, seed=1)
@@ -137,7 +137,7 @@ def test_groups_give_their_parameters_their_own_options():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_group_updates_like_a_separate_optimizer(name):
-    """A parameter in a group is updated bitwise as by a separate optimizer with the group's options."""
+    """A parameter in a group is updated bitwise as a separate optimizer with the group's options would update it."""
     grouped, first, second = lora_parameters(), lora_parameters(), lora_parameters()
     optimizer = build_optimizer(name, grouped, {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.2}]})
     train(grouped, optimizer, 3, seed=1)
@@ -215,7 +215,7 @@ def test_muon_equals_torch_for_matrices_and_adamw_for_the_rest():
 
 
 def test_muon_calls_a_closure_with_gradients():
-    """A step of Muon with a closure equals a step after the closure, and returns what the closure returned."""
+    """A step of Muon with a closure equals a step after the closure, and returns the closure's value."""
     first, second = lora_parameters(), lora_parameters()
 
     def loss_of(parameters):
@@ -238,14 +238,14 @@ def test_bad_options_of_muon_are_refused(options):
 
 @pytest.mark.skipif(HAS_8BIT, reason='the library is installed')
 def test_missing_library_is_reported_with_its_extra():
-    """An optimizer of an optional library is refused with the name of the extra to install."""
+    """The error for an optimizer of a missing library names the extra to install."""
     with pytest.raises(InvalidComponentOptions, match='eight-bit'):
         build_optimizer('AdamW8bit', lora_parameters(), {})
 
 
 @pytest.mark.skipif(not HAS_8BIT, reason='needs the extra eight-bit')
 def test_eight_bit_moments_are_bytes_and_are_restored():
-    """A matrix of 4096 elements has 8-bit moments, and a restored state gives bitwise the same steps."""
+    """A matrix of 4096 elements has 8-bit moments; a restored state gives bitwise the same steps."""
     weight = torch.ones(64, 64, requires_grad=True)
     parameters = {'w': weight}
     optimizer = build_optimizer('AdamW8bit', parameters, {'lr': 0.1})
@@ -261,7 +261,7 @@ def test_eight_bit_moments_are_bytes_and_are_restored():
 
 
 def test_lists_become_tuples():
-    """Options given as lists are converted to tuples."""
+    """Lists as option values are converted to tuples."""
     optimizer = build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], {'betas': [0.5, 0.6]})
     assert optimizer.param_groups[0]['betas'] == (0.5, 0.6)
 
@@ -280,14 +280,14 @@ def test_lists_become_tuples():
     ],
 )
 def test_bad_options_of_optimizers_are_refused(options):
-    """Options that torch refuses, even only at a step, are refused when the optimizer is built."""
+    """Options that torch refuses, even if only at a step, are refused when the optimizer is built."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('AdamW', [torch.zeros(1, requires_grad=True)], options)
 
 
 @pytest.mark.parametrize('dampening', ['x', float('nan')])
 def test_options_of_the_second_step_are_validated(dampening):
-    """An option that only matters from the second step on is refused when the optimizer is built."""
+    """An option that matters only from the second step on is refused when the optimizer is built."""
     with pytest.raises(InvalidComponentOptions):
         build_optimizer('SGD', lora_parameters(), {'lr': 0.1, 'momentum': 0.9, 'dampening': dampening})
 

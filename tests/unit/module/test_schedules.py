@@ -35,7 +35,7 @@ OPTIONS = {
     'PolynomialLR': {'total_iters': 7, 'power': 2.0},
     'StepLR': {'step_size': 2, 'gamma': 0.3},
 }
-"""Options with which each schedule uses all of its features within 12 steps."""
+"""Options with which each schedule uses all its features within 12 steps."""
 
 
 def rates(name, options, step_count):
@@ -51,12 +51,12 @@ def rates(name, options, step_count):
 
 
 def test_linear_warmup_rises_and_falls_in_straight_lines():
-    """Linear warm-up rises from 0 to 1 in two steps, falls to 0 in four and stays there."""
+    """Linear warm-up rises from 0 to 1 in two steps, falls to 0 in four steps and stays there."""
     assert rates('LinearWarmupScheduler', STEPS, 8) == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0])
 
 
 def test_cosine_warmup_falls_along_half_a_wave():
-    """Cosine warm-up decays as (1 + cos) / 2, and integers may be given as floats."""
+    """Cosine warm-up decays as (1 + cos) / 2; integers may be given as floats."""
     wave = [0.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in range(5)]
     options = {name: float(value) for name, value in STEPS.items()}
     assert rates('CosineWarmupScheduler', options, 8) == pytest.approx([0, 0.5, *wave, 0])
@@ -113,7 +113,7 @@ def build_run(name):
 
 
 def run_steps(parameters, optimizer, scheduler, step_count):
-    """Step the optimizer and the schedule; return each step's learning rate and first beta of every group."""
+    """Step the optimizer and the schedule; return the learning rate and first beta of every group at each step."""
     rates = []
     for index in range(step_count):
         for parameter in parameters.values():
@@ -127,7 +127,7 @@ def run_steps(parameters, optimizer, scheduler, step_count):
 @pytest.mark.parametrize('name', scheduler_names())
 @pytest.mark.parametrize('before', [1, 3, 6])
 def test_every_schedule_is_restored_bitwise_from_json(name, before):
-    """A schedule restored from JSON after 1, 3 or 6 steps gives bitwise the same rates and weights."""
+    """A schedule that is restored from JSON after 1, 3 or 6 steps gives bitwise the same rates and weights."""
     parameters, optimizer, scheduler = build_run(name)
     run_steps(parameters, optimizer, scheduler, before)
     saved = optimizer_state(optimizer)
@@ -146,7 +146,7 @@ def test_every_schedule_is_restored_bitwise_from_json(name, before):
 
 
 def test_the_state_of_another_schedule_is_refused():
-    """The state of a different schedule and malformed states are refused and change nothing."""
+    """The state of another schedule, or a malformed state, is refused and changes nothing."""
     *_, step = build_run('StepLR')
     *_, cosine = build_run('CosineAnnealingLR')
     before = scheduler_state(step)
@@ -158,7 +158,7 @@ def test_the_state_of_another_schedule_is_refused():
 
 @pytest.mark.parametrize('name', scheduler_names())
 def test_steps_left_counts_down_to_the_step_torch_refuses(name):
-    """`steps_left` counts down to the step at which torch raises, and has no value for schedules without an end."""
+    """`steps_left` counts down to the step at which torch raises; schedules without an end have no value."""
     parameters, optimizer, scheduler = build_run(name)
     for _ in range(40):
         remaining = steps_left(scheduler)
@@ -177,7 +177,7 @@ def test_constant_warmup_rises_and_stays():
 
 
 def test_each_group_follows_its_own_rate():
-    """A schedule scales every group's rate separately."""
+    """A schedule scales the rate of each group separately."""
     _, optimizer, scheduler = build_run('LinearWarmupScheduler')
     optimizer.step()
     scheduler.step()
@@ -185,7 +185,7 @@ def test_each_group_follows_its_own_rate():
 
 
 def test_every_group_is_validated():
-    """A schedule with an invalid rate in only the second group is refused."""
+    """A schedule is refused if only its second group has an invalid rate."""
     parameters = {name: torch.zeros(1, requires_grad=True) for name in ('a', 'b')}
     optimizer = build_optimizer('SGD', parameters, {'lr': 1e-5, 'groups': [{'pattern': 'b', 'lr': 10.0}]})
     with pytest.raises(InvalidComponentOptions):

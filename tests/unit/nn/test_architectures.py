@@ -1,4 +1,4 @@
-"""Tests of architectures beyond the tiny models: they run packed or are refused with an error."""
+"""Tests of architectures other than those of the tiny models: they run packed or are refused with an error."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ REFUSED = {
     'gemma2': (transformers.Gemma2Config, {'head_dim': 16}),
     'gptj': (transformers.GPTJConfig, {'rotary_dim': 8}),
 }
-"""Unsupported architectures, in the form of `ARCHITECTURES`."""
+"""Unsupported architectures, in the format of `ARCHITECTURES`."""
 
 
 def build(folder: Path, config_class: type, fields: dict) -> Path:
@@ -104,7 +104,7 @@ def test_unsupported_architecture_is_refused(name, tmp_path):
     'name', ['cohere', 'gemma', 'gemma3', 'granite', 'mistral', 'olmo-clipped', 'olmo2', 'qwen3.5']
 )
 def test_gradients_equal_peft(name, tmp_path):
-    """Gradients equal peft's for offset norms, scaled logits, clipped projections, windows and recurrent layers."""
+    """Gradients equal peft's with offset norms, scaled logits, clipped projections, windows and recurrent layers."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     fields = {'r': 4, 'lora_alpha': 12, 'rank_pattern': {'q_proj': 2}, 'alpha_pattern': {'down_proj': 3}}

@@ -1,4 +1,4 @@
-"""Tests of packs with audio, compared with transformers, peft and other packings of the same rows."""
+"""Tests of packs with audio, compared with transformers, peft and other packs of the same rows."""
 
 from pathlib import Path
 
@@ -73,8 +73,8 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder):
         torch.testing.assert_close(parameter.grad, expected_gradients[name], atol=1e-5, rtol=1e-4)
 
 
-def test_a_clip_beside_text_does_not_change_results(folder):
-    """Text and a clip have bitwise the same results in one pass as alone."""
+def test_a_clip_and_text_in_one_pass_do_not_change_results(folder):
+    """Text and a clip get bitwise the same results in a shared pass as in separate passes."""
     model = PackedCausalLM.load(folder)
     grid, text = (AUDIBLE, FRAMES, 1), random_ids(8, 0, 14)
     ids = random_ids(5, model.media.token_count(grid), 9)

@@ -1,4 +1,4 @@
-"""Tests of the packed forward path, compared with transformers, peft and other packings of the same rows."""
+"""Tests of the packed forward path, compared with transformers, peft and other packs of the same rows."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def random_weights(model: PackedCausalLM, config: LoraConfig, seed: int = 0) -> 
 
 
 def run_packed(model, sequences, adapters=(), *, is_training=False):
-    """Run sequences packed side by side; `adapters[i]` is the adapter of sequence i."""
+    """Run sequences in one pack; `adapters[i]` is the adapter of sequence i."""
     spans, adapter_spans, begin = [], [], 0
     for index, ids in enumerate(sequences):
         end = begin + len(ids)
@@ -49,7 +49,7 @@ def run_packed(model, sequences, adapters=(), *, is_training=False):
 
 
 def test_logits_equal_transformers(folder):
-    """Each sequence of a pack gets the logits that transformers computes for it alone."""
+    """Each sequence of a pack gets the logits that transformers computes for this sequence alone."""
     model = PackedCausalLM.load(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
     sequences = [random_ids(length, length) for length in (40, 3, 17)]
@@ -87,7 +87,7 @@ def test_gradients_equal_peft(folder):
 
 
 def test_packing_does_not_change_results(tiny_llama_dir):
-    """A sequence gets bitwise the same result alone and packed with sequences of other adapters."""
+    """A sequence gets bitwise the same result alone and in a pack with sequences of other adapters."""
     model = PackedCausalLM.load(tiny_llama_dir)
     weights = random_weights(model, LoraConfig(r=4))
     others = [random_weights(model, LoraConfig(r=8, target_modules=('q_proj', 'down_proj')), 5), None]
@@ -98,7 +98,7 @@ def test_packing_does_not_change_results(tiny_llama_dir):
 
 
 def test_cache_continues_a_sequence(folder):
-    """Prefill in two parts followed by single tokens gives the result of one pass over the sequence."""
+    """Prefill in two parts, followed by single tokens, gives the result of one pass over the sequence."""
     model = PackedCausalLM.load(folder)
     ids = random_ids(100)
     with torch.inference_mode():
@@ -127,7 +127,7 @@ def test_copied_cache_is_independent(tiny_llama_dir):
 
 
 def test_dropout_depends_only_on_its_own_generator(tiny_llama_dir):
-    """Dropout is reproducible from the adapter's seed and independent of the rest of the pack."""
+    """Dropout depends on the adapter's seed, and does not depend on the rest of the pack."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_dropout=0.5)
     ids = random_ids(20)

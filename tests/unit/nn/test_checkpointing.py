@@ -21,7 +21,7 @@ def test_checkpointing_does_not_change_results(name, request):
 
 
 def test_checkpointing_stores_less(tiny_llama_dir):
-    """Checkpointing stores less than a third of the bytes that autograd saves otherwise."""
+    """Checkpointing stores less than a third of the bytes that autograd saves without it."""
 
     def stored_bytes(*, is_checkpointed: bool) -> int:
         model = PackedCausalLM.load(tiny_llama_dir, is_checkpointed=is_checkpointed)

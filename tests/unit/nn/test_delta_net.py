@@ -74,7 +74,7 @@ def test_chunks_equal_the_recurrence_row_by_row(length, device):
 
 @pytest.mark.parametrize('steps', [(1,) * 12, (50, 1, 1, 17, 1, 60), (64, 64)])
 def test_passes_with_a_cache_equal_one_pass(model, steps):
-    """A sequence that is run in several passes gets the results of one pass, however it is divided."""
+    """A sequence that runs in several passes gets the results of one pass, for any division."""
     length = sum(steps)
     ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(1))
     cache, parts, begin = KVCache(), [], 0
@@ -91,7 +91,7 @@ def test_passes_with_a_cache_equal_one_pass(model, steps):
 @pytest.mark.parametrize('device', ['cpu', ACCELERATOR])
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision_differs_only_by_rounding(folder, model, dtype, device):
-    """Half-precision results of a pack and of several passes differ from float32 by under 3% in the median row."""
+    """The median row of half-precision results, in a pack and in several passes, differs from float32 by under 3%."""
     half = PackedCausalLM.load(folder, dtype=dtype, device=device)
     lengths = (70, 5, 33)
     ids = torch.randint(1, 128, (sum(lengths),), generator=torch.Generator().manual_seed(3))
@@ -112,7 +112,7 @@ def test_half_precision_differs_only_by_rounding(folder, model, dtype, device):
 
 
 def test_a_copied_cache_has_an_independent_state(model):
-    """Two continuations of one prompt, from a cache and its copy, do not affect each other."""
+    """Two continuations of one prompt, one from a cache and one from its copy, do not affect each other."""
     ids = torch.randint(1, 128, (12,), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         cache = KVCache()

@@ -1,4 +1,4 @@
-"""Every causal language model of transformers keeps the tenants of a pass apart, or is refused by name at load time."""
+"""Every causal language model of transformers isolates the tenants of a pass, or is refused at load time."""
 
 import json
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ REFUSED_VARIANTS = frozenset({
 })
 """Keys of `VARIANTS` whose models are refused."""
 COMPOSITE = ('gemma3', 'gemma4', 'qwen3_5', 'qwen3_5_moe')
-"""Architectures with towers for other media whose folders are loaded as text models."""
+"""Architectures with towers for other media; their folders are loaded as text models."""
 IN_SHORT_CHECK = frozenset({
     'bloom', 'deepseek_v3', 'gemma3_text', 'gpt_oss', 'gptj', 'mamba', 'qwen3_5_text', 'qwen3_moe',
     'gemma3_text with capped logits', 'granite with scales', 'lfm2 with convolutions', 'llama with yarn',
@@ -51,7 +51,7 @@ IN_SHORT_CHECK = frozenset({
 """Cases that are not marked as slow."""
 # fmt: on
 OWN_LENGTHS = (37, 3)
-"""Lengths of the sequences of the observed tenant."""
+"""Lengths of the sequences of the tenant under test."""
 VOCABULARY = 100
 
 
@@ -78,14 +78,14 @@ def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str,
     'name', [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_mechanisms_of_an_architecture_are_isolated_or_refused(name: str, tmp_path: Path) -> None:
-    """Variants with scales, biases, windows, other positions and other mechanisms keep tenants apart or are refused."""
+    """Variants with scales, biases, windows, other positions and other mechanisms isolate tenants or are refused."""
     plain = build_tiny(VARIANTS[name][0], tmp_path, VARIANTS[name][1])
     check_tenants(plain, tmp_path, is_supported=name not in REFUSED_VARIANTS)
 
 
 @pytest.mark.parametrize('model_type', mostly_slow(COMPOSITE))
 def test_folder_with_towers_is_loaded_as_a_text_model(model_type: str, tmp_path: Path) -> None:
-    """The text layers of a folder with towers have the weights of the folder, and its tenants are isolated."""
+    """The text model of a folder with towers has the folder's weights, and its tenants are isolated."""
     plain = build_tiny(model_type, tmp_path, loader=transformers.AutoModelForImageTextToText)
     assert json.loads((tmp_path / 'config.json').read_text())['model_type'] == model_type
     check_tenants(plain, tmp_path, is_supported=True)
@@ -110,7 +110,7 @@ def test_random_mixes_leave_each_tenant_bitwise_unchanged(name: str, tmp_path: P
 def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
     model_type: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Rounding neither hides an architecture that leaks nor causes the refusal of a correct one."""
+    """Rounding neither hides an architecture that mixes sequences nor causes the refusal of a correct one."""
     build_tiny(model_type, tmp_path)
     is_right = model_type in SUPPORTED | NOT_BITWISE
     with nullcontext() if is_right else pytest.raises(UnsupportedModel, match='is not supported'):
@@ -118,7 +118,7 @@ def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
 
 
 def is_loaded(folder: Path) -> bool:
-    """Return whether the model in a folder is not refused."""
+    """Return whether the model in a folder is loaded and not refused."""
     try:
         PackedCausalLM.load(folder)
     except UnsupportedModel:
@@ -127,7 +127,7 @@ def is_loaded(folder: Path) -> bool:
 
 
 def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
-    """Compare a tenant beside others with the tenant alone and with transformers, or check the refusal.
+    """Compare a tenant in a mix with the tenant alone and with transformers, or check the refusal.
 
     Args:
         plain: model of transformers.
@@ -152,19 +152,19 @@ def check_tenants(plain: Any, folder: Path, *, is_supported: bool) -> None:
     # Grouped products of experts do not support float64.
     plain.set_experts_implementation('eager')
     exact = logits_of(plain.double(), own)
-    # The pack may be as far from the exact result as transformers in float32, and 1e-5 more.
+    # The pack's distance from the exact result may be that of transformers in float32, plus 1e-5.
     allowed = 1e-5 + 1e-5 * exact.abs() + (expected - exact).abs()
     assert ((base.logits_TV - exact).abs() <= allowed).all()
 
 
 def logits_of(plain: Any, own: list[torch.Tensor]) -> torch.Tensor:
-    """Return the logits of transformers for each sequence alone, float [tokens, vocabulary]."""
+    """Return the logits that transformers computes for each sequence alone, float [tokens, vocabulary]."""
     with torch.no_grad():
         return torch.cat([plain(ids[None], use_cache=False).logits[0] for ids in own])
 
 
 class Tenant:
-    """Results of one tenant's sequences in a pass with those of other tenants.
+    """Results of one tenant's sequences in a pack with other tenants' sequences.
 
     Args:
         logits_TV: float32 [tokens, vocabulary].
@@ -185,7 +185,7 @@ class Tenant:
         after: list[torch.Tensor],
         is_adapted: bool = True,
     ) -> 'Tenant':
-        """Run `own` in a pack between other sequences, each tenant with its adapter."""
+        """Run `own` in a pack between other sequences; each tenant has its own adapter."""
         adapter, other = (adapter_of(model, seed=seed) for seed in (1, 2))
         begin, rows = sum(map(len, before)), sum(map(len, own))
         total = begin + rows + sum(map(len, after))
@@ -203,12 +203,12 @@ class Tenant:
 
 
 def gradients_of(loss: torch.Tensor, adapter: LoraWeights) -> list[torch.Tensor]:
-    """Return the gradients of all parameters; layers that the model does not use have zeros."""
+    """Return the gradients of all parameters, with zeros for layers that the model does not use."""
     return list(torch.autograd.grad(loss, list(adapter.parameters()), materialize_grads=True))
 
 
 def adapter_of(model: PackedCausalLM, *, seed: int) -> LoraWeights:
-    """Return a trainable adapter of all linear layers; its B factors are not zero, so it changes the results."""
+    """Return a trainable adapter of all linear layers, with nonzero B factors so that it changes the results."""
     weights = LoraWeights.create(model.layers, LoraConfig(r=2), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for factors in weights.factors.values():

@@ -1,4 +1,4 @@
-"""Adapters of the stacked weights of experts: results of peft, isolation, files, merging and training.
+"""Adapters of the stacked weights of experts: comparison with peft, isolation, files, merging and training.
 
 Legend: T tokens, V vocabulary.
 """
@@ -56,13 +56,13 @@ CONFIGS = {
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a mixture of experts, whose file stores the experts separately."""
+    """Folder of a mixture of experts; its file stores the experts separately."""
     return build_mixture(tmp_path_factory.mktemp('mixture'))
 
 
 @pytest.fixture(scope='module')
 def model(folder: Path) -> PackedCausalLM:
-    """The mixture as a packed model."""
+    """The mixture of experts as a packed model."""
     return PackedCausalLM.load(folder)
 
 
@@ -93,7 +93,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().norm() / expected.detach().norm())
 
 
-# Peft applies patterns to parameters, but warns that they match no module.
+# Peft applies patterns to parameters, but also warns that they match no module.
 @pytest.mark.filterwarnings('ignore:The following .*_pattern keys')
 def test_adapters_in_one_pass_give_the_results_of_peft(folder, model, tmp_path):
     """Logits and gradients of adapters with different ranks and targets equal those of peft, which loads our files."""
@@ -132,7 +132,7 @@ def test_results_in_a_mix_are_bitwise_equal_to_results_alone(folder, dtype, long
 
 
 def test_recomputed_activations_and_cached_passes_are_equal(folder, model):
-    """Checkpointing gives bitwise the same gradients, and passes that continue a cache give the same logits."""
+    """Checkpointing gives bitwise the same gradients; passes that continue a cache give the same logits."""
     gradients = []
     for one in (model, PackedCausalLM.load(folder, is_checkpointed=True)):
         adapter = random_adapter(one, CONFIGS['ranks'], seed=3)
@@ -180,7 +180,7 @@ def test_peft_configurations_are_accepted(model):
 
 
 def test_the_size_of_an_adapter_is_known_in_advance(model):
-    """The estimate of the trainable parameters equals the adapter's."""
+    """The estimated number of trainable parameters equals the adapter's number."""
     for config in CONFIGS.values():
         size = lora_size(model.targets, config, optimizer='AdamW', options={})
         assert size.parameter_count == LoraWeights.create(model.targets, config, seed=0).parameter_count
@@ -188,7 +188,7 @@ def test_the_size_of_an_adapter_is_known_in_advance(model):
 
 @pytest.mark.parametrize('is_stacked', [False, True])
 def test_merged_folders_give_the_adapters_results(folder, model, tmp_path, is_stacked):
-    """A merged folder gives the logits of the adapter, whether the base folder stores experts separately or stacked."""
+    """A merged folder gives the adapter's logits, whether the base folder stores experts separately or stacked."""
     base = _stacked(folder, tmp_path / 'base', model) if is_stacked else folder
     for name in ('both', 'down', 'gate and up'):
         adapter = random_adapter(model, CONFIGS[name], seed=5)
@@ -208,7 +208,7 @@ def test_merged_folders_give_the_adapters_results(folder, model, tmp_path, is_st
 
 
 def test_adapters_of_another_number_of_experts_are_refused(folder, model, tmp_path):
-    """A rank above the limit or unlike that of the tensors, and fewer or more experts than in the base, are refused."""
+    """A rank above the limit or unlike the tensors', and a number of experts unlike the base model's, are refused."""
     base = ModelFolder.open(folder)
     config = CONFIGS['down']
     state = LoraWeights.create(model.targets, config, seed=0).peft_state()
@@ -230,7 +230,7 @@ def test_adapters_of_another_number_of_experts_are_refused(folder, model, tmp_pa
 
 
 def test_a_restored_run_continues_bitwise(model):
-    """Steps after a snapshot is restored in another engine give the weights of the undisturbed run."""
+    """Steps after a restoration in another engine give the weights of a run without interruption."""
     engines = [TrainerEngine(model), TrainerEngine(model)]
     engines[0].create_adapter('a', CONFIGS['both'])
     engines[0].set_optimizer('a', 'AdamW', lr=1e-2)

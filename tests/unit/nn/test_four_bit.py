@@ -1,4 +1,4 @@
-"""Frozen weights in four bits: losses stay close, adapters train and stay isolated, and weights are not kept."""
+"""Frozen weights in four bits: losses stay close, adapters train in isolation, and restored weights are not kept."""
 
 import itertools
 from functools import partial
@@ -23,7 +23,7 @@ from twinkle.nn.four_bit import FourBitLinear, FourBitWeight, quantize
 from twinkle.nn.lora_linear import AdaptedLinear
 
 LOSS_TOLERANCE = 0.05
-"""Maximum difference of the loss of a random tiny model from that of the original weights, relative to the loss."""
+"""Maximum difference of a random tiny model's loss from its loss with the original weights, relative to the loss."""
 
 
 def _loaded(folder: Path, dtype: str = 'float32') -> PackedCausalLM:
@@ -48,7 +48,7 @@ def _losses(model: PackedCausalLM) -> list[float]:
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_losses_are_close_to_those_of_the_original_weights(tiny_qwen3_dir: Path, dtype: str) -> None:
-    """Every step has nearly the loss that it has with the original weights, and the loss falls."""
+    """Every step has nearly the same loss as with the original weights, and the loss falls."""
     original = _losses(PackedCausalLM.load(tiny_qwen3_dir, dtype=dtype))
     quantized = _losses(_loaded(tiny_qwen3_dir, dtype))
     assert quantized[-1] < quantized[0]
@@ -58,7 +58,7 @@ def test_losses_are_close_to_those_of_the_original_weights(tiny_qwen3_dir: Path,
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_restored_weights_are_the_nearest_of_sixteen_levels(dtype: torch.dtype) -> None:
-    """Each block of 64 weights is restored to sixteen levels of its largest magnitude, in the original type."""
+    """Each block of 64 weights is restored to sixteen multiples of its largest magnitude, in the original type."""
     weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     packed = FourBitWeight(weight)
     restored = packed.restored()
@@ -71,13 +71,13 @@ def test_restored_weights_are_the_nearest_of_sixteen_levels(dtype: torch.dtype) 
 
 
 def test_results_of_an_adapter_do_not_depend_on_the_pass(tiny_qwen3_dir: Path) -> None:
-    """An adapter gets bitwise the same results alone and beside others."""
+    """An adapter gets bitwise the same results alone and in a mix."""
     model = _loaded(tiny_qwen3_dir)
     assert list(itertools.chain.from_iterable(isolation.violations(model, seed, longest=60) for seed in range(2))) == []
 
 
 def test_isolation_holds_for_widths_without_whole_vectors(tmp_path: Path) -> None:
-    """Passes are padded by the widths of weights in four bits, too, so that no tensor ends in a scalar tail."""
+    """Passes are also padded for the widths of four-bit weights, so that no tensor ends in a scalar tail."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=72,
@@ -97,7 +97,7 @@ def test_isolation_holds_for_widths_without_whole_vectors(tmp_path: Path) -> Non
 
 
 def test_restored_weights_are_not_kept_for_the_backward_pass() -> None:
-    """A product stores its weight in four bits only, and the gradient of its input is that of the restored weight."""
+    """A product stores its weight in four bits only; the gradient of its input is that of the restored weight."""
     layer = nn.Linear(64, 32)
     packed = FourBitWeight(layer.weight.detach())
     x = torch.randn(20, 64, requires_grad=True)
@@ -110,7 +110,7 @@ def test_restored_weights_are_not_kept_for_the_backward_pass() -> None:
 
 
 def test_quantized_model_counts_all_of_its_weights(tiny_qwen3_dir: Path) -> None:
-    """The number of parameters includes weights in four bits, and only these are missing in the stored parameters."""
+    """The number of parameters includes four-bit weights; only these are missing in the stored parameters."""
     original, quantized = PackedCausalLM.load(tiny_qwen3_dir), _loaded(tiny_qwen3_dir)
     assert quantized.parameter_count == original.parameter_count
     missing = original.base_parameters.keys() - quantized.base_parameters.keys()
@@ -121,7 +121,7 @@ def test_quantized_model_counts_all_of_its_weights(tiny_qwen3_dir: Path) -> None
 
 
 def test_unsupported_uses_are_refused(tiny_qwen3_dir: Path) -> None:
-    """Unknown formats, unsupported combinations and training of weights in four bits are refused with the cause."""
+    """The error for an unknown format, an unsupported combination or training of four-bit weights names the cause."""
     options = partial(EngineOptions, device='cpu', max_pass_tokens=64)
     with pytest.raises(ValueError, match="quantization must be 'nf4' or None, got 'int3'"):
         load_on_mesh(tiny_qwen3_dir, None, options(quantization='int3'))
@@ -136,14 +136,14 @@ def test_unsupported_uses_are_refused(tiny_qwen3_dir: Path) -> None:
 
 
 def test_components_load_weights_in_four_bits(tiny_qwen3_dir: Path) -> None:
-    """A trainer with `mixed_precision` 'nf4' has weights in four bits, and its other weights are bfloat16."""
+    """A trainer with `mixed_precision` 'nf4' has weights in four bits; its other weights are bfloat16."""
     model = TransformersModel(str(tiny_qwen3_dir), mixed_precision='nf4', device='cpu').engine.model
     assert model.is_quantized
     assert model.dtype_name == 'bfloat16'
 
 
 def test_weights_in_four_bits_are_not_exported(tiny_qwen3_dir: Path) -> None:
-    """The base model and merged weights are refused; the adapter alone is exported."""
+    """An export of the base model or of merged weights is refused; the adapter alone is exported."""
     model = TransformersModel(str(tiny_qwen3_dir), mixed_precision='nf4', device='cpu')
     model.add_adapter_to_model('a', LoraConfig(r=2, seed=0))
     for export in (model.export_base, partial(model.export_weights, merge_lora=True)):

@@ -72,7 +72,7 @@ def test_state_loads_and_mismatched_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_names_and_other_dtypes_are_refused(tmp_path: Path) -> None:
-    """An unknown name is refused with the known names; 16-bit weights are refused."""
+    """The error for an unknown name lists the known names; 16-bit weights are refused."""
     folder = build_tiny_model(tmp_path)
     with pytest.raises(UnknownParameters, match='down_proj'):
         FullWeights(PackedCausalLM.load(folder), ['no_such_layer'])

@@ -15,7 +15,7 @@ from twinkle.nn.rms_norm import FusedRMSNorm, fused_norm
 
 
 def config_of(width: int, **fields: str) -> transformers.LlamaConfig:
-    """Return the configuration of a gated layer of some width."""
+    """Return the configuration of a gated layer with this width."""
     return transformers.LlamaConfig(hidden_size=width, intermediate_size=width + 4, num_attention_heads=1, **fields)
 
 
@@ -59,7 +59,7 @@ def test_gated_layer_equals_the_replaced_module(activation):
 
 
 def test_extreme_gates_stay_finite():
-    """Gates whose exponential overflows have the limits of value and gradient instead of NaN."""
+    """A gate whose exponential overflows has the limits of value and gradient instead of NaN."""
     torch.manual_seed(0)
     fused = fused_mlp(LlamaMLP(config_of(4)))
     gate, up = torch.tensor([-1e4, -200.0, 0.0, 1e4]).requires_grad_(), torch.ones(4)

@@ -1,4 +1,4 @@
-"""Compares the grouped products for accelerators with the loop over spans."""
+"""Compares the grouped products, which accelerators use, with the loop over spans."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32) ->
 
 
 def random_spans() -> list[LayerSpan]:
-    """Return spans of several ranks, with rows before, between and after them, and one with dropout."""
+    """Return spans of several ranks, one with dropout, and rows that belong to no span."""
     spans = []
     for index, (begin, end, rank) in enumerate([(2, 20, 3), (20, 41, 8), (48, 66, 11)]):
         a = random_tensor(rank, INPUTS, seed=index).requires_grad_()
@@ -59,7 +59,7 @@ def test_grouped_products_equal_the_loop(dtype, tolerance):
 
 
 class _FromHost(TorchDispatchMode):
-    """Counts the tensors that are created from values of the host; each creation waits for an accelerator."""
+    """Counts the tensors that are created from host values; each creation waits for an accelerator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _FromHost(TorchDispatchMode):
 
 
 def test_layers_of_a_pass_share_the_end_rows() -> None:
-    """The first layer copies the end rows of the groups to the device, and later layers with the same spans do not."""
+    """The first layer copies the end rows of the groups to the device; later layers with the same spans reuse them."""
     counts = []
     for end in (53, 53, 52):
         factors = LoraFactors(random_tensor(8, INPUTS, seed=1), random_tensor(OUTPUTS, 8, seed=2), scaling=2.0)

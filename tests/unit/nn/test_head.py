@@ -27,7 +27,7 @@ def random_ids(*shape: int, seed: int = 3) -> Tensor:
 
 
 def expected_outputs(hidden: Tensor, labels: Tensor, head: HeadWeights, temperature, candidates: Tensor) -> HeadOutputs:
-    """Compute all outputs from the full logits, with autograd."""
+    """Compute all outputs from the full logits with autograd."""
     logits = hidden @ head.weight_VD.t()
     if head.bias_V is not None:
         logits = logits + head.bias_V
@@ -68,7 +68,7 @@ def test_values_and_gradients_equal_log_softmax(temperature, is_label_only, is_c
 
 @pytest.mark.parametrize('requested', ['entropies_R', 'candidate_logps_RK'])
 def test_gradient_of_one_output_alone_equals_log_softmax(requested):
-    """The gradient of entropies alone, or of candidates alone, equals that of torch's log_softmax."""
+    """The gradient of only the entropies, or only the candidates, equals that of torch's log_softmax."""
     head, labels, candidates = head_of(), random_ids(ROWS), random_ids(ROWS, 4, seed=4)
     gradients = []
     for is_own in (True, False):
@@ -83,7 +83,7 @@ def test_gradient_of_one_output_alone_equals_log_softmax(requested):
 
 
 def test_a_trained_head_gets_its_gradient():
-    """A trained head gets the same weight and bias gradients as with torch's log_softmax."""
+    """A trained head gets the weight and bias gradients of torch's log_softmax."""
     gradients = []
     for is_own in (True, False):
         head = head_of(has_bias=True)
@@ -109,7 +109,7 @@ def test_entropies_and_candidates_are_computed_on_request():
 
 
 def test_rows_are_bitwise_independent():
-    """A row has bitwise the same values and gradient alone, at the end of a block, and in another block."""
+    """A row has bitwise the same values and gradient alone, at the end of a block and in another block."""
     head, labels, candidates = head_of(is_capped=True), random_ids(ROWS), random_ids(ROWS, 3, seed=4)
     temperature = torch.linspace(0.5, 2.0, ROWS)
     hidden = random_tensor(ROWS, HIDDEN, seed=5)
@@ -137,7 +137,7 @@ def test_empty_batch_gives_empty_outputs():
 
 
 def test_improbable_labels_have_exact_logarithms():
-    """A probability that underflows float32 still has an exact logarithm."""
+    """The logarithm of a probability that underflows float32 is exact."""
     head = HeadWeights(torch.eye(4), None, softcap=None)
     outputs = run_head(torch.tensor([[200.0, 0.0, 0.0, 0.0]]), torch.tensor([1]), head)
     assert outputs.logps_R.item() == -200.0

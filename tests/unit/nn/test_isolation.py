@@ -26,7 +26,7 @@ ODD_WIDTHS = transformers.LlamaConfig(
     max_position_embeddings=256,
     pad_token_id=0,
 )
-"""Widths that are not multiples of a vector register, so rows are unaligned and tensors end in a scalar tail."""
+"""Widths that are not multiples of a vector register, so that rows are unaligned and tensors end in a scalar tail."""
 RECURRENT = transformers.Qwen3_5TextConfig(
     hidden_size=64,
     intermediate_size=96,
@@ -95,7 +95,7 @@ def test_isolation_holds_on_two_threads(odd_dir):
     paths = [str(ROOT / 'tests'), str(ROOT / 'sdk' / 'python')]
     finished = subprocess.run(
         [*command, '--longest', '120'],
-        # Spinning threads would slow each other down on a busy machine.
+        # Threads that wait actively would slow each other down on a busy machine.
         env={**os.environ, 'OMP_NUM_THREADS': '2', 'OMP_WAIT_POLICY': 'passive', 'PYTHONPATH': os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -105,7 +105,7 @@ def test_isolation_holds_on_two_threads(odd_dir):
 
 
 def test_unaligned_or_few_rows_are_copied():
-    """Products get aligned rows, at least 16 of them; rows that already qualify are not copied."""
+    """Products get aligned rows, and at least 16 of them; rows that already meet this are not copied."""
     buffer = torch.zeros(100, 5)
     assert stable_rows(buffer[:20]).data_ptr() == buffer.data_ptr()
     assert stable_rows(buffer[1:21]).data_ptr() % 64 == 0
@@ -116,5 +116,5 @@ def test_unaligned_or_few_rows_are_copied():
     ('rows', 'widths', 'expected'), [(3, {64, 128}, 16), (40, {64}, 40), (40, {72, 100}, 40), (41, {72, 100}, 48)]
 )
 def test_rows_are_added_until_no_tensor_has_a_scalar_tail(rows, widths, expected):
-    """The padded row count times any width is a multiple of the widest vector loop."""
+    """The padded number of rows times any width is a multiple of the widest vector loop."""
     assert padded_row_count(rows, widths) == expected

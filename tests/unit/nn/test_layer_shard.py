@@ -16,7 +16,7 @@ PATH = 'layer'
 
 @pytest.fixture
 def weights() -> LoraWeights:
-    """Adapter whose factors are both random."""
+    """Adapter with two random factors."""
     config = LoraConfig(r=4, target_modules=(PATH,), lora_dropout=0.5)
     found = LoraWeights.create({PATH: (INPUTS, OUTPUTS)}, config, seed=1, is_trainable=True)
     generator = torch.Generator().manual_seed(2)
@@ -55,7 +55,7 @@ def test_parts_give_the_whole_layer(weights: LoraWeights, axis: int, dropout: Ro
 
 
 def test_other_weights_than_lora_are_refused() -> None:
-    """A part of a layer refuses every update other than that of a LoRA adapter."""
+    """A part of a layer refuses updates other than that of a LoRA adapter."""
     shard = LayerShard(0, slice(0, 1), input_count=INPUTS)
     with pytest.raises(UnsupportedModel, match='only LoRA adapters'):
         shard.span(LayerSpan(0, 1, FullWeights, None))

@@ -1,4 +1,4 @@
-"""Compares the hand-written forward and backward of an update with autograd, and checks a layer's autograd graph."""
+"""Compares an update's hand-written forward and backward pass with autograd, and checks a layer's autograd graph."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 
 
 def by_hand(dtype: torch.dtype, layer_draw: LayerDropout | None) -> list[Tensor]:
-    """Return output, input gradient and factor gradients of `LoraFactors`, starting from zeros."""
+    """Return output, input gradient and factor gradients of `LoraFactors`; the gradients start from zeros."""
     factors = LoraFactors(
         *(random_tensor(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK))), SCALING
     )
@@ -33,7 +33,7 @@ def by_hand(dtype: torch.dtype, layer_draw: LayerDropout | None) -> list[Tensor]
 
 
 def by_autograd(layer_draw: LayerDropout | None) -> list[Tensor]:
-    """Return the same values computed by torch's autograd in float32."""
+    """Return the same values, computed by torch's autograd in float32."""
     a, b = (random_tensor(*shape, seed=1).requires_grad_() for shape in ((RANK, INPUTS), (OUTPUTS, RANK)))
     x = random_tensor(ROWS, INPUTS, seed=2).requires_grad_()
     dropped = x if layer_draw is None else x * layer_draw.mask(x.detach())
@@ -63,7 +63,7 @@ def test_dropout_is_the_same_on_every_call_and_differs_by_layer_and_pass():
 
 
 def test_layer_is_one_autograd_node_for_any_number_of_adapters():
-    """A layer is one autograd node that has the factors of all adapters as inputs."""
+    """A layer is one autograd node whose inputs include the factors of all adapters."""
     active = ActiveAdapters()
     layer = LoraLinear(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False), path='m', layer=0, active=active)
     adapters = [

@@ -1,4 +1,4 @@
-"""Tests of creating, targeting, saving and loading adapters."""
+"""Tests of how adapters are created, targeted, saved and loaded."""
 
 import peft
 import pytest
@@ -48,7 +48,7 @@ def test_patterns_set_rank_and_scaling():
     ],
 )
 def test_unknown_names_are_refused(config):
-    """A name that matches no layer is refused with the known names."""
+    """The error for a name that matches no layer lists the known names."""
     with pytest.raises(UnknownTargetModules) as refusal:
         LoraWeights.create(LAYERS, config, seed=0)
     assert 'q_proj' in refusal.value.known
@@ -71,7 +71,7 @@ def test_mismatched_state_changes_nothing():
 
 
 def test_saved_folder_gives_the_same_logits_in_plain_peft(tiny_llama_dir, tmp_path):
-    """A saved folder gives the same logits in peft, and a folder saved by peft gives them in this library."""
+    """A saved folder gives the same logits in peft and in this library, whichever of them saved it."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_alpha=8, rank_pattern={'q_proj': 2}, alpha_pattern={'v_proj': 5})
     weights = LoraWeights.create(model.layers, config, seed=0)

@@ -34,7 +34,7 @@ PROMPT = [5, 9, 17, 33, 64]
 
 @pytest.fixture(params=['tiny_llama_dir', 'tiny_qwen3_dir'], ids=['tied', 'untied'])
 def folder(request: pytest.FixtureRequest) -> Path:
-    """Folder of a model with a tied head, and of one with an untied head."""
+    """Folder of a model with a tied head, and of a model with an untied head."""
     return request.getfixturevalue(request.param)
 
 
@@ -50,7 +50,7 @@ def new_engine(folder: Path, configs: dict[str, LoraConfig], **options) -> Train
 
 
 def make_feature(length: int = 30, seed: int = 0):
-    """Return a feature of random tokens whose first third has no labels."""
+    """Return a feature of random tokens; its first third has no labels."""
     ids = np.random.default_rng(seed).integers(3, 300, length + 1)
     labels = ids[1:].copy()
     labels[: length // 3] = -100
@@ -80,7 +80,7 @@ def test_gradients_equal_peft(folder):
 
 
 @pytest.mark.parametrize('dropout', [0.0, 0.3])
-def test_packed_results_are_bitwise_equal_to_single_ones(folder, dropout):
+def test_packed_results_are_bitwise_equal_to_separate_results(folder, dropout):
     """Adapters with and without a head update get bitwise the same results together and alone."""
     config = replace(HEAD, lora_dropout=dropout)
     configs = {'a': config, 'b': LoraConfig(r=2, seed=2), 'c': replace(config, r=1, seed=3)}
@@ -238,7 +238,7 @@ def test_groups_mix_with_names_and_unknown_names_are_refused(tiny_llama_dir):
 
 
 def test_head_weights_are_initialized_last(tiny_llama_dir):
-    """The head's weights are initialized last, so a head does not change the initial weights of the other layers."""
+    """The head's weights are initialized last, so that a head does not change other layers' initial weights."""
     model = PackedCausalLM.load(tiny_llama_dir)
     plain = LoraWeights.create(model.targets, LoraConfig(), seed=5).peft_state()
     more = LoraWeights.create(model.targets, LoraConfig(target_modules=('all-linear', 'output-head')), seed=5)

@@ -1,4 +1,4 @@
-"""The device and the data type in which frozen weights are loaded."""
+"""Tests of the device and the data type in which frozen weights are loaded."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder_of(tmp_path: Path, **config: Any) -> Path:
     ],
 )
 def test_declared_dtype_is_read_from_the_configuration(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
-    """The dtype is that of the model or of its text model, under the new or the old name, and float32 otherwise."""
+    """The dtype is that of the model or its text model, with the new or the old field name, or else float32."""
     assert declared_dtype(folder_of(tmp_path, **config)) == expected
 
 
@@ -55,7 +55,7 @@ def test_a_given_dtype_is_not_changed(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize('stored', ['float32', 'bfloat16', 'float16'])
 def test_auto_is_bfloat16_for_half_precision_on_fast_hardware(tmp_path: Path, stored: str) -> None:
-    """The dtype 'auto' keeps float32 models, and follows the hardware for others."""
+    """The dtype 'auto' keeps float32 models; for other models, it depends on the hardware."""
     is_fast = stored != 'float32' and has_fast_bfloat16(cpu_text())
     folder = folder_of(tmp_path, dtype=stored)
     assert chosen_dtype('auto', folder, device='cpu') == ('bfloat16' if is_fast else 'float32')
@@ -64,6 +64,6 @@ def test_auto_is_bfloat16_for_half_precision_on_fast_hardware(tmp_path: Path, st
 
 @pytest.mark.parametrize('device', ['auto', 'gpu', 'cpu:x', ''])
 def test_unknown_devices_are_refused_before_the_weights_are_read(tmp_path: Path, device: str) -> None:
-    """A device that torch does not know is refused by name, even if the folder has no model."""
+    """The error for a device that torch does not know names the device, even if the folder has no model."""
     with pytest.raises(ValueError, match=f"device '{device}' is not known to torch; use 'cpu'"):
         PackedCausalLM.load(tmp_path, device=device)

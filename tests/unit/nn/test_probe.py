@@ -1,4 +1,4 @@
-"""Models are checked when they are loaded: configurations that would harm other tenants are refused by name."""
+"""Models are checked when they are loaded; the error for a configuration that would harm other tenants names it."""
 
 import json
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +34,7 @@ RIGHT = ('deepseek_v3', 'gemma3_text', 'qwen3', 'qwen3_5_text', 'qwen3_moe')
 
 @pytest.mark.parametrize('word', UNSUPPORTED)
 def test_configuration_with_effects_beyond_the_check_is_refused(word: str, tmp_path: Path) -> None:
-    """Layers and rotary embeddings with effects only in long sequences are refused by their configuration."""
+    """Layers and rotary embeddings that take effect only in long sequences are refused by their configuration."""
     folder = edited(build_tiny_model(tmp_path / 'model', family='qwen3'), UNSUPPORTED[word])
     with pytest.raises(UnsupportedModel, match=f"Qwen3ForCausalLM .*'qwen3'.* is not supported: .*{word}"):
         PackedCausalLM.load(folder)
@@ -70,7 +70,7 @@ def test_prefixes_are_not_shared_if_results_would_differ(tmp_path: Path) -> None
         def separate(layer: Any, positional: Any, named: dict[str, Any]) -> Any:
             sequences = named.get(SEQUENCES_ARGUMENT)
             if sequences is None:
-                # Transformers runs the model by itself before it is wrapped.
+                # Transformers runs the unwrapped model first.
                 return None
             spans = [replace(span, parent=None) for span in sequences.spans]
             return positional, {**named, SEQUENCES_ARGUMENT: PackedSequences.of(spans, next(layer.parameters()))}
@@ -91,7 +91,7 @@ def test_prefixes_are_not_shared_if_results_would_differ(tmp_path: Path) -> None
     ],
 )
 def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Exception], tmp_path: Path) -> None:
-    """An exception in a model's code becomes a refusal that names the model, but an out-of-memory error does not."""
+    """An exception in a model's code becomes a refusal that names the model; an out-of-memory error does not."""
 
     def fail(*_: object) -> None:
         raise error
@@ -106,14 +106,14 @@ def test_failure_of_a_model_is_a_refusal(error: Exception, expected: type[Except
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('model_type', mostly_slow(['qwen3', 'qwen3_5_text', 'qwen3_moe']))
 def test_half_precision_is_admitted(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """A correct model is not refused because of its rounding in half precision."""
+    """A correct model is not refused for its rounding in half precision."""
     build_tiny(model_type, tmp_path)
     assert PackedCausalLM.load(tmp_path, dtype=dtype).dtype_name == dtype
 
 
 @pytest.mark.parametrize('model_type', LEAKING)
 def test_half_precision_hides_no_unsupported_model(model_type: str, tmp_path: Path) -> None:
-    """Architectures that are refused in float32 are refused in bfloat16, too."""
+    """Architectures that are refused in float32 are also refused in bfloat16."""
     build_tiny(model_type, tmp_path)
     with pytest.raises(UnsupportedModel):
         PackedCausalLM.load(tmp_path, dtype='bfloat16')
@@ -122,7 +122,7 @@ def test_half_precision_hides_no_unsupported_model(model_type: str, tmp_path: Pa
 @pytest.mark.parametrize('dtype', mostly_slow(['bfloat16', 'float32']))
 @pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
 def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """The checks of an accelerator, which allow rounding, accept correct models and refuse models that leak."""
+    """The checks for an accelerator, which tolerate rounding, accept correct models and refuse models that leak."""
     build_tiny(model_type, tmp_path)
     with refusal_of(model_type):
         check_as_accelerator(tmp_path, dtype=dtype)
@@ -133,7 +133,7 @@ def test_accelerators_admit_the_same_models(model_type: str, dtype: str, tmp_pat
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 @pytest.mark.parametrize('model_type', [*LEAKING, *RIGHT])
 def test_an_accelerator_admits_the_same_models(model_type: str, dtype: str, tmp_path: Path) -> None:
-    """A model that is loaded on an accelerator is accepted if it is correct, and refused if it leaks."""
+    """A model on an accelerator is accepted if it is correct, and refused if it mixes sequences."""
     build_tiny(model_type, tmp_path)
     with refusal_of(model_type):
         PackedCausalLM.load(tmp_path, dtype=dtype, device='cuda')
@@ -142,7 +142,7 @@ def test_an_accelerator_admits_the_same_models(model_type: str, dtype: str, tmp_
 @pytest.mark.parametrize('is_bitwise', [True, False])
 @pytest.mark.parametrize('is_backward', [False, True])
 def test_leaks_below_every_tolerance_are_found(is_backward: bool, is_bitwise: bool, tiny_llama_dir: Path) -> None:  # noqa: FBT001
-    """A leak that is smaller than the rounding of bfloat16 is found, also if only gradients leak."""
+    """A leak between sequences below the rounding of bfloat16 is found, even if it affects only gradients."""
 
     def leak(layer: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
         del layer, arguments
@@ -162,7 +162,7 @@ def test_leaks_below_every_tolerance_are_found(is_backward: bool, is_bitwise: bo
     ('rows', 'finding'), [(slice(70, 75), 'a pack differs'), (slice(75, 108), 'a pack differs'), (0, 'decoding')]
 )
 def test_errors_in_a_few_rows_are_found(rows: slice | int, finding: str, tiny_llama_dir: Path) -> None:
-    """An error in one sequence or in a decoded token is found even if all other rows are correct."""
+    """An error in one sequence or in one decoded token is found even if all other rows are correct."""
 
     def disturb(layer: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
         del layer, arguments
@@ -181,7 +181,7 @@ def test_errors_in_a_few_rows_are_found(rows: slice | int, finding: str, tiny_ll
 
 
 def test_weights_are_float32_only_in_the_layer_that_runs(tiny_llama_dir: Path) -> None:
-    """A model computes in float32 with one converted layer at a time, and its weights are restored after an error."""
+    """A model computes in float32 one layer at a time, and its weights are restored after an error."""
     model: Any = load_pretrained(tiny_llama_dir, dtype=torch.bfloat16)
     model.set_attn_implementation('eager')
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -206,12 +206,12 @@ def test_weights_are_float32_only_in_the_layer_that_runs(tiny_llama_dir: Path) -
 
 
 def mixed(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows [1, tokens, width] with one percent of the previous row added to each."""
+    """Return rows [1, tokens, width] with one percent of the previous row added to each row."""
     return rows + 0.01 * rows.roll(1, dims=1)
 
 
 def refusal_of(model_type: str) -> AbstractContextManager[object]:
-    """Return a context that expects a refusal of architectures that leak, and no error for others."""
+    """Return a context that expects a refusal of architectures that mix sequences, and no error otherwise."""
     return nullcontext() if model_type in RIGHT else pytest.raises(UnsupportedModel, match='is not supported')
 
 

@@ -1,4 +1,4 @@
-"""Division of the rows of a pass among ranks."""
+"""Tests of how the rows of a pass are divided among ranks."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ def spans_of(*bounds: tuple[int, int]) -> list[AdapterSpan]:
     ids=['one', 'four', 'gaps', 'none'],
 )
 def test_ranks_run_every_row_once(size: int, bounds: list[tuple[int, int]]) -> None:
-    """The rows of all ranks, joined and ordered, are those of the pass, and each adapter keeps its rows."""
+    """The joined and ordered rows of all ranks are the rows of the pass, and each adapter keeps its rows."""
     adapters, rows = spans_of(*bounds), torch.arange(1, 51)
     found = layouts_of(50, adapters, size=size)
     joined = torch.cat([layout.own(rows) for layout in found])
@@ -63,7 +63,7 @@ def test_ranks_run_every_row_once(size: int, bounds: list[tuple[int, int]]) -> N
 
 
 def test_rows_of_an_adapter_do_not_depend_on_the_other_adapters() -> None:
-    """A rank runs the same rows of an adapter, wherever the adapter's rows are in a pass."""
+    """A rank runs the same rows of an adapter, wherever these rows are in a pass."""
     for rank in range(3):
         alone = layouts_of(20, spans_of((0, 20)), size=3)[rank]
         beside = layouts_of(57, spans_of((0, 7), (7, 30), (30, 50), (50, 57)), size=3)[rank]
@@ -72,8 +72,8 @@ def test_rows_of_an_adapter_do_not_depend_on_the_other_adapters() -> None:
 
 
 @pytest.mark.parametrize('row_count', [1, 5, 16, 50])
-def test_masks_are_the_rows_of_the_mask_of_one_process(row_count: int) -> None:
-    """Ranks together drop the elements that one process drops, also for adapters of few rows."""
+def test_masks_are_those_of_one_process(row_count: int) -> None:
+    """Together, ranks drop the elements that a single process drops, also for adapters with few rows."""
     (span,) = spans_of((0, row_count))
     assert span.dropout is not None
     # A layer pads few rows before it applies the mask.
@@ -92,7 +92,7 @@ def test_masks_are_the_rows_of_the_mask_of_one_process(row_count: int) -> None:
 
 @pytest.mark.parametrize('size', [2, 5])
 def test_the_number_of_rows_of_a_rank_is_known_before_a_pass(size: int) -> None:
-    """The reported padding of a pass is that of its layout."""
+    """The reported padding of a pass equals the padding of its layout."""
     for bounds in ([(0, 1), (1, 3), (3, 40)], [(0, 60), (60, 61)]):
         layout = layouts_of(bounds[-1][1], spans_of(*bounds), size=size)[0]
         assert rank_row_count([end - begin for begin, end in bounds], size, WIDTHS) == layout.row_count

@@ -1,4 +1,4 @@
-"""Matrix products in which each row is independent of the other rows."""
+"""Tests of matrix products whose rows are independent of each other."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 from twinkle.nn.row_products import BlockedProducts, add_product, product
 
 ROWS = 700
-"""Number of rows of the products with which shorter ones are compared."""
+"""Number of rows of the products with which shorter products are compared."""
 SHAPES = [(64, 96), (576, 1536), (1536, 576), (2048, 192), (16, 576), (576, 2)]
-"""Terms and columns. Kernels divide long sums, and choose different divisions for different numbers of columns."""
+"""Numbers of terms and columns. Kernels divide long sums, in ways that depend on the number of columns."""
 
 
 def operands(terms: int, columns: int, dtype: torch.dtype, *, is_transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def operands(terms: int, columns: int, dtype: torch.dtype, *, is_transposed: boo
 @pytest.mark.parametrize('is_transposed', [False, True])
 @pytest.mark.parametrize(('terms', 'columns'), SHAPES)
 def test_rows_do_not_depend_on_other_rows(terms, columns, dtype, is_transposed):
-    """A row has bitwise the same result in products of any number of rows from 16 on, and at any position."""
+    """A row has bitwise the same result in products of 16 or more rows and at any position."""
     rows, weight = operands(terms, columns, dtype, is_transposed=is_transposed)
     whole = product(rows, weight)
     for count in (16, 48, 64, 100, 128, 144, 320, 512, 652):
@@ -37,7 +37,7 @@ def test_rows_do_not_depend_on_other_rows(terms, columns, dtype, is_transposed):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('count', [16, 100, 300])
 def test_products_are_added_in_place(dtype: torch.dtype, count: int) -> None:
-    """A bias and earlier values are added, and the rows do not depend on other rows."""
+    """A bias and earlier values are added, and rows do not depend on other rows."""
     rows, weight = operands(576, 192, dtype, is_transposed=True)
     bias = torch.arange(192).to(dtype)
     expected = rows[:count].float() @ weight.float() + bias.float()
@@ -51,7 +51,7 @@ def test_products_are_added_in_place(dtype: torch.dtype, count: int) -> None:
 
 
 def test_sizes_do_not_depend_on_the_first_weights() -> None:
-    """Products with zeros, such as the factor B of a new adapter, do not decide how later weights are multiplied."""
+    """Products with zeros, such as a new adapter's factor B, do not determine how later weights are multiplied."""
     rows, weight = operands(1024, 1536, torch.bfloat16, is_transposed=True)
     add_product(torch.ones(300, 1536, dtype=torch.bfloat16), rows[:300], torch.zeros_like(weight), scaling=2.0)
     whole = torch.ones(ROWS, 1536, dtype=torch.bfloat16)
@@ -81,7 +81,7 @@ class _SizedKernel:
 @pytest.mark.parametrize('right_sizes', [set(), {16, 256}, {1024, 512, 256, 64, 16}])
 @pytest.mark.parametrize('factors', [{}, {'beta': 0.0}, {'scaling': 2.0}])
 def test_only_blocks_with_the_order_of_the_reference_are_used(right_sizes: set[int], factors: dict[str, float]) -> None:
-    """Any number of rows is multiplied in blocks whose results are right, and padding does not reach the result."""
+    """Any number of rows is multiplied in blocks with correct results, and padding does not reach the result."""
     generator = torch.Generator().manual_seed(0)
     rows, weight = torch.randn(1700, 3, generator=generator), torch.randn(3, 512, generator=generator)
     kernel = _SizedKernel(right_sizes)

@@ -1,4 +1,4 @@
-"""Tests of packs with images, compared with transformers, peft and other packings of the same rows."""
+"""Tests of packs with images, compared with transformers, peft and other packs of the same rows."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from twinkle.nn import (
 )
 
 GRID = (1, 4, 6)
-"""Patches of an image: frames, rows and columns."""
+"""Patches of an image: numbers of frames, rows and columns."""
 IMAGE, VIDEO = 5, 6
 """Token ids that stand for image and video patches."""
 
@@ -62,7 +62,7 @@ def plain_positions(plain, ids, **grids):
 
 
 def oracle_of(folder, weights):
-    """Return transformers' model with these weights as peft's LoRA."""
+    """Return the model of transformers with these weights as a LoRA adapter of peft."""
     plain = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, attn_implementation='eager')
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r'.*language_model.*\.(q|k|v|o|gate|up|down)_proj')
     oracle = peft.get_peft_model(plain, config)
@@ -107,7 +107,7 @@ def test_logits_and_gradients_equal_transformers_and_peft(folder, kind, token_id
 
 
 def run_mix(model, tenants, *, image_seed=3):
-    """Run some of three tenants, the second with an image; return logits and gradients by tenant."""
+    """Run some of three tenants, of whom the second has an image; return logits and gradients by tenant."""
     spans, adapters, media, ids, positions = [], [], [], [], []
     row, found = 0, []
     count = model.media.token_count(GRID)
@@ -132,7 +132,7 @@ def run_mix(model, tenants, *, image_seed=3):
 
 
 def test_packing_with_images_does_not_change_results(folder):
-    """Tenants with text and with images share a pass, and each gets bitwise the results it gets alone."""
+    """Tenants with text and with images share a pass, and each gets bitwise the same results as alone."""
     model = PackedCausalLM.load(folder)
     together = run_mix(model, (0, 1, 2))
     for tenant in range(3):
@@ -165,7 +165,7 @@ def test_tower_is_not_trainable(folder):
 
 
 def test_images_that_do_not_fit_are_refused(folder, tiny_llama_dir):
-    """An image span with more rows than image tokens is refused, and so is an image on a text model."""
+    """An image span with more rows than image tokens is refused; an image on a text model is refused too."""
     span = MediaSpan(2, 9, 'image', random_patches(), GRID)
     ids = random_ids(2, 5, 2)
     arguments = {'sequences': [SequenceSpan(0, 9)], 'media': [span]}

@@ -48,14 +48,14 @@ def test_supported_models_are_accepted(model_type: str, sizes: tuple[int, int]) 
 def test_other_models_and_sizes_are_refused(
     model_type: str, sizes: tuple[int, int], options: dict[str, Any], message: str
 ) -> None:
-    """Other models and unsuitable sizes are refused by an error that names the option or the size."""
+    """The error for another model or an unsuitable size names the option or the size."""
     with pytest.raises(UnsupportedModel, match=message):
         _check(model_type, *sizes, **options)
 
 
 @pytest.mark.parametrize(('layer_count', 'stage_count'), [(4, 1), (4, 4), (30, 4), (7, 3)])
 def test_stages_divide_all_layers(layer_count: int, stage_count: int) -> None:
-    """Consecutive stages have all layers once, and their sizes differ by at most one."""
+    """Consecutive stages contain all layers once, and their sizes differ by at most one."""
     stages = [stage_layers(layer_count, stage, stage_count) for stage in range(stage_count)]
     assert [index for stage in stages for index in stage] == list(range(layer_count))
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
@@ -65,7 +65,7 @@ def test_stages_divide_all_layers(layer_count: int, stage_count: int) -> None:
 def test_layers_are_those_of_transformers(model_type: str) -> None:
     """Layers have the paths, shapes and order of transformers, because their numbers select dropout masks.
 
-    The mixture has layers with and without experts.
+    The mixture of experts has layers with and without experts.
     """
     more = {'moe_intermediate_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'decoder_sparse_step': 2}
     options = {**SIZES, 'num_hidden_layers': 4, **(more if model_type == 'qwen3_moe' else {})}

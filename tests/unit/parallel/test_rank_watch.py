@@ -1,4 +1,4 @@
-"""Detection of lost processes: a rank is reported if its heartbeats stop, unless it closed."""
+"""Tests that lost processes are detected: a rank is reported if its heartbeats stop before it is closed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ LIMIT_SECONDS = 20.0
 
 
 class Losses:
-    """Losses that a watch reports."""
+    """Losses that a watch has reported."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -28,7 +28,7 @@ class Losses:
 
 
 class LostStore(Store):
-    """Store whose host has ended."""
+    """Store whose host process has ended."""
 
     def set(self, key: str, value: str) -> None:
         """Raise RuntimeError."""
@@ -48,7 +48,7 @@ class FakeClock:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
-    """Start the watch of one of two ranks; the watches are closed at the end."""
+    """Start the watch of one of two ranks; the test closes the watches at its end."""
     started: list[RankWatch] = []
 
     def start(store: Store, rank: int, losses: Losses) -> RankWatch:
@@ -62,17 +62,17 @@ def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
 
 
 def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
-    """A rank whose heartbeats stop is reported once, with its number."""
+    """A rank whose heartbeats stop is reported once by its number."""
     losses = Losses()
     watch(HashStore(), 0, losses)
     assert losses.reported.wait(LIMIT_SECONDS)
     assert [problem.partition(' has')[0] for problem in losses.problems] == ['rank 1']
 
 
-def test_ranks_with_heartbeats_are_not_reported_nor_one_that_closes(
+def test_running_and_closed_ranks_are_not_reported(
     watch: Callable[[Store, int, Losses], RankWatch],
 ) -> None:
-    """Neither a rank with heartbeats nor a rank that has closed is reported, even after several times the limit."""
+    """Neither a rank with heartbeats nor a closed rank is reported, even after several times the limit."""
     store, losses = HashStore(), Losses()
     watch(store, 0, losses)
     other = watch(store, 1, losses)
@@ -82,7 +82,7 @@ def test_ranks_with_heartbeats_are_not_reported_nor_one_that_closes(
 
 
 def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
-    """A store that fails is reported as a loss of the launcher, which hosts the store."""
+    """A failing store is reported as a loss of the launcher, which hosts the store."""
     losses = Losses()
     watch(LostStore(), 0, losses)
     assert losses.reported.wait(LIMIT_SECONDS)
@@ -90,7 +90,7 @@ def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatc
 
 
 def test_a_pause_of_all_ranks_is_not_reported() -> None:
-    """Ranks that are stopped together for longer than the limit continue, but one that stays stopped is reported."""
+    """Ranks that are stopped together beyond the limit continue, but a rank that stays stopped is reported."""
     store, clock, losses = HashStore(), FakeClock(), Losses()
     first, second = (
         RankWatch(store, rank=rank, size=2, silence_seconds=5.0, on_lost=losses, clock=clock) for rank in (0, 1)

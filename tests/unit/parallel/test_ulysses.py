@@ -1,4 +1,4 @@
-"""Models and passes whose rows ranks cannot divide are refused before the ranks exchange anything."""
+"""Models and passes whose rows cannot be divided among ranks are refused before any communication."""
 
 import json
 from pathlib import Path
@@ -47,14 +47,14 @@ def test_model_is_accepted(tmp_path: Path) -> None:
 
 
 def test_megatron_is_refused(tmp_path: Path) -> None:
-    """`ulysses_size` is refused together with Megatron-core before the model is read."""
+    """`ulysses_size` together with Megatron-core is refused before the model is read."""
     options = EngineOptions(device='cpu', max_pass_tokens=8, is_megatron=True)
     with pytest.raises(NotSupportedYet, match='MegatronModel does not support ulysses_size'):
         load_on_mesh(tmp_path, DeviceMesh.from_sizes(ulysses_size=2), options)
 
 
 class FirstOfTwo:
-    """Process group whose other rank is missing, so that every exchange would fail."""
+    """Process group whose second rank is missing, so that every communication would fail."""
 
     def rank(self) -> int:
         return 0

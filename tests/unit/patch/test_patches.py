@@ -1,4 +1,4 @@
-"""Tests that patches act like the model's configuration and are undone bitwise."""
+"""Tests that patches have the effect of the model's configuration and are undone bitwise."""
 
 import json
 from typing import ClassVar
@@ -65,7 +65,7 @@ def test_scaled_positions_are_those_of_the_models_own_configuration(folder, rope
 
 
 def test_undoing_restores_the_model_bitwise(folder):
-    """A model is restored bitwise at the end of the block, also when the block raises."""
+    """A model is restored bitwise at the end of the block, even if the block raises."""
     model = load(folder)
     plain, config = logits(model), model.config.to_dict()
     with apply_context(model, RopeScalingPatch, factor=2):
@@ -78,7 +78,7 @@ def test_undoing_restores_the_model_bitwise(folder):
 
 
 def test_adapters_are_built_on_the_patched_model(folder):
-    """The packed path supports the longer sequences of a patch and computes what the patched model computes."""
+    """The packed path supports the longer sequences of a patch, with the results of the patched model."""
     model = load(folder)
     apply_patch(model, RopeScalingPatch(2.0))
     expected = logits(model)[0]
@@ -107,7 +107,7 @@ class Breaking(Patch):
 
 
 def test_refused_patch_undoes_the_previous_ones(folder):
-    """When the second of two patches is refused, the first one is undone."""
+    """If the second of two patches is refused, the first patch is undone."""
     model = load(folder)
     plain = logits(model)
     twice = [('RopeScalingPatch', {'factor': 2.0}), ('RopeScalingPatch', {'factor': 3.0})]
@@ -119,7 +119,7 @@ def test_refused_patch_undoes_the_previous_ones(folder):
 
 
 def test_failing_patch_undoes_the_others(folder):
-    """When a patch raises any exception, the other patches of the call are undone."""
+    """If a patch raises any exception, the other patches of the call are undone."""
 
     class Crashing(RopeScalingPatch):
         def apply(self, model):
@@ -140,7 +140,7 @@ def test_failing_patch_undoes_the_others(folder):
 
 
 def test_a_patch_is_in_one_model_at_a_time(folder):
-    """A patch cannot be applied to a second model or undone before it was applied; a refusal reaches the caller."""
+    """A patch cannot be applied to a second model, or undone before it is applied; a refusal reaches the caller."""
     patch = RopeScalingPatch(2.0)
     with pytest.raises(PatchError):
         patch.unpatch()
@@ -154,7 +154,7 @@ def test_a_patch_is_in_one_model_at_a_time(folder):
 
 
 def test_models_that_cannot_be_scaled_are_refused(folder):
-    """Models without rotary embeddings, or with scaled ones, are refused."""
+    """Models without rotary embeddings, or with scaled rotary embeddings, are refused."""
     with pytest.raises(PatchError):
         apply_patch(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), RopeScalingPatch(2.0))
     with pytest.raises(PatchError):
@@ -175,7 +175,7 @@ def test_models_that_cannot_be_scaled_are_refused(folder):
     ],
 )
 def test_bad_options_are_refused(options):
-    """Missing, invalid and unknown options are refused, and so is the length-dependent 'dynamic' type."""
+    """Missing, invalid and unknown options are refused; the length-dependent type 'dynamic' is refused too."""
     with pytest.raises(InvalidComponentOptions):
         apply_patches(object(), [('RopeScalingPatch', options)])
 
@@ -232,7 +232,7 @@ def test_a_patch_for_other_versions_changes_nothing(kind):
 
 
 def test_patches_are_undone_in_reverse_order():
-    """Applying a patch twice has no further effect, and patches can only be undone in reverse order."""
+    """A second application of a patch has no effect, and patches can only be undone in reverse order."""
     model, first, second = Numbered(), Counting(1), Counting(2)
     assert second(first(first(model))) is model
     assert (model.numbers, patches_of(model)) == ([1, 2], (first, second))
@@ -246,7 +246,7 @@ def test_patches_are_undone_in_reverse_order():
 
 
 def test_block_undoes_the_patches_applied_inside():
-    """A block undoes its patch and the patches applied inside it, also when it raises."""
+    """A block undoes its patch and the patches that are applied inside it, even if it raises."""
     model, outer = Numbered(), Counting(0)
     outer(model)
 
@@ -265,7 +265,7 @@ def test_block_undoes_the_patches_applied_inside():
     ('lower', 'higher'), [('5.9', '5.16.1'), ('5.16', '5.16.1'), ('2.12.1', '2.13.0+cpu'), ('5.19.9', '5.20.0rc1')]
 )
 def test_versions_compare_by_their_numbers(lower, higher):
-    """Versions compare by their release numbers, and a text without numbers is refused."""
+    """Versions compare by their release numbers; a text without numbers is refused."""
     assert release_numbers(lower) < release_numbers(higher)
     with pytest.raises(ValueError, match='version'):
         release_numbers('main')

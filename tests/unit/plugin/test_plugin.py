@@ -1,4 +1,4 @@
-"""Unit tests of plugins: the policy that allows them, their digests, and how their modules are imported."""
+"""Unit tests of plugins: the policy that allows them, their digests, and the import of their modules."""
 
 import py_compile
 import sys
@@ -68,7 +68,7 @@ def plugin_modules() -> set[str]:
 
 
 def test_nothing_is_loaded_unless_it_is_allowed(hub: Path) -> None:
-    """Plugins are disabled by default, load only while allowed by name, and do not run when refused."""
+    """Plugins are disabled by default, load only if they are allowed by name, and do not run if they are refused."""
     plugin = write(hub, 'me/square', shape(4.0))
     before = plugin_modules()
     for refuse in (lambda: Plugin.load_plugin(plugin, Shape), lambda: load_function(plugin, 'Square')):
@@ -113,7 +113,7 @@ def test_two_plugins_of_one_layout_do_not_mix(hub: Path) -> None:
 
 
 def test_only_code_with_the_allowed_digest_runs(hub: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An id with the logged digest allows only that code, and a digest prefix that is too short is refused."""
+    """An id with the logged digest allows only that code; a digest prefix that is too short is refused."""
     plugin = write(hub, 'me/square', shape(4.25))
     with allowed_plugins(plugin), caplog.at_level('INFO', logger='twinkle'):
         Plugin.load_plugin(plugin, Shape)
@@ -157,7 +157,7 @@ def test_a_digest_is_enforced_if_all_plugins_are_allowed(hub: Path, monkeypatch:
 
 
 def test_the_code_that_runs_is_the_code_in_the_digest(hub: Path) -> None:
-    """Source files in `__pycache__` are part of a plugin; bytecode and files changed after loading do not run."""
+    """Source files in `__pycache__` are part of a plugin. Bytecode, and files that change after loading, do not run."""
     code = f'from {__name__} import Shape\nfrom .__pycache__.side import SIDE\n'
     code += 'class Square(Shape):\n    def area(self):\n        from . import late\n        return SIDE + late.LATE\n'
     plugin = write(hub, 'me/cached', code, late='LATE = 0.5\n')
@@ -205,7 +205,7 @@ def test_modules_of_a_plugin_are_found_in_its_folders_only(hub: Path, tmp_path: 
     ],
 )
 def test_a_plugin_must_define_exactly_one_class_of_the_kind(hub: Path, code: str) -> None:
-    """A plugin is refused if it defines no subclass of the base class or two of them, or only imports a class."""
+    """A plugin is refused if it defines no subclass of the base class, defines two, or only imports one."""
     plugin = write(hub, 'me/other', code)
     allow_plugins(plugin)
     with pytest.raises(PluginRefused, match='Shape'):
@@ -213,7 +213,7 @@ def test_a_plugin_must_define_exactly_one_class_of_the_kind(hub: Path, code: str
 
 
 def test_a_failed_import_leaves_no_modules_behind(hub: Path) -> None:
-    """An error raised by a plugin reaches the caller, and the corrected plugin loads."""
+    """An error of a plugin reaches the caller, and a corrected plugin loads."""
     plugin = write(hub, 'me/broken', 'from . import half\nraise KeyError(1)\n', half='')
     allow_plugins(plugin)
     before = plugin_modules()
@@ -255,7 +255,7 @@ def twice(x): return 2 * x
 
 
 def test_components_can_be_built_by_plugin_id(hub: Path, tiny_llama_dir: Path) -> None:
-    """Losses, rewards, templates, preprocessors and filters can be built by plugin id, all from one plugin."""
+    """One plugin can provide losses, rewards, templates, preprocessors and filters, each built by the plugin's id."""
     plugin = write(hub, 'me/parts', CODE)
     with pytest.raises(PluginRefused):
         build_loss(plugin)
@@ -270,8 +270,8 @@ def test_components_can_be_built_by_plugin_id(hub: Path, tiny_llama_dir: Path) -
         load_function(plugin, 'thrice')
 
 
-def test_a_service_loads_only_the_plugins_its_operator_listed(hub: Path) -> None:
-    """A registry of a service builds only explicitly loaded plugins, names them by id, and refuses changed code."""
+def test_a_service_loads_only_listed_plugins(hub: Path) -> None:
+    """A registry of a service builds only listed plugins, names them by id, and refuses changed code."""
     plugin = write(hub, 'me/square', shape(4.0))
     shapes: ComponentRegistry[Shape] = ComponentRegistry('shape', Shape, ())
     keep_plugins_out()

@@ -29,7 +29,7 @@ def test_exact_duplicates_may_differ_in_whitespace() -> None:
 
 
 def test_near_duplicates_share_most_of_their_text() -> None:
-    """A changed word in a long text gives a near duplicate, unless only exact duplicates are removed."""
+    """A changed word in a long text gives a near duplicate, which is kept if only exact duplicates are removed."""
     given_rows = rows(STORY, STORY.replace('never', 'hardly', 1), 'Something else.')
     assert reasons(DedupFilter(), given_rows) == [(1, 'near_duplicate')]
     assert reasons(DedupFilter(threshold=1), given_rows) == []
@@ -61,7 +61,7 @@ def test_incomparable_objects_are_never_duplicates() -> None:
 
 
 def test_other_columns_may_be_compared() -> None:
-    """Rows without messages can be compared by other columns; rows with none of the columns are unreadable."""
+    """Rows without messages can be compared by other columns; rows that have none of the columns are unreadable."""
     dedup = build_filter('DedupFilter', {'columns': ['query'], 'threshold': 1})
     assert isinstance(dedup, DedupFilter)
     given_rows = [{'query': 'a', 'id': 1}, {'query': 'a', 'id': 2}, {'id': 3}, {'id': 4}]
@@ -69,13 +69,13 @@ def test_other_columns_may_be_compared() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """The filter compares a row only with the newest rows, so duplicates that are far apart are kept."""
+    """The filter compares a row only with the newest rows, so distant duplicates are kept."""
     dedup = DedupFilter(memory=2, near_memory=2)
     assert reasons(dedup, rows('one', 'two', 'three', 'two', 'one')) == [(3, 'duplicate')]
 
 
 def test_a_new_pass_ignores_earlier_rows() -> None:
-    """`build_filter` resets a filter object, so it can be used for one dataset after another."""
+    """`build_filter` resets a filter object, so that several datasets can use it one after the other."""
     dedup = DedupFilter()
     assert len(dedup.split(rows('a', 'b'))[0]) == 2
     assert len(dedup.split(rows('a'))[0]) == 0

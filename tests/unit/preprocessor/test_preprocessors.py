@@ -31,7 +31,7 @@ def converted_row(processor: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_self_cognition_inserts_name_and_author() -> None:
-    """Both placeholders are replaced in the question and in the answer."""
+    """The placeholders for name and author are replaced in the question and in the answer."""
     row = {'query': 'Are you {{NAME}}?', 'response': 'Yes, by {{AUTHOR}}.', 'tag': 'en'}
     assert converted_row(SelfCognitionProcessor('Mina', 'Us'), row) == {
         'messages': [{'role': 'user', 'content': 'Are you Mina?'}, {'role': 'assistant', 'content': 'Yes, by Us.'}]
@@ -46,7 +46,7 @@ def test_alpaca_joins_instruction_and_input() -> None:
 
 
 def test_gsm8k_keeps_the_number_for_the_reward() -> None:
-    """The number after #### is the ground truth, and the full answer is added only on request."""
+    """The number after #### is the ground truth; the full answer is added only on request."""
     row = {'question': 'q', 'answer': 'so\n#### 1,200'}
     prompt = converted_row(build_preprocessor('GSM8KProcessor'), row)
     assert user_data_get(prompt, 'ground_truth') == '1200'
@@ -65,7 +65,7 @@ def test_countdown_and_competition_math_read_their_columns() -> None:
 
 @pytest.mark.parametrize('row', [{'query': 'q'}, {'query': 'q', 'response': None}, {'query': 'q', 'response': 3}])
 def test_unreadable_row_is_named(row: dict[str, Any]) -> None:
-    """The error names the row of the batch and the column, also after pickling."""
+    """The error names the row of the batch and the column, even after pickling."""
     good = {'query': 'q', 'response': 'r'}
     with pytest.raises(InvalidRow) as caught:
         SelfCognitionProcessor('a', 'b')(Preprocessor.map_row_to_col([good, row]))
@@ -91,13 +91,13 @@ def test_wrong_arguments_are_refused(init_args: dict[str, Any]) -> None:
 
 
 def test_arguments_of_a_wrong_type_are_refused() -> None:
-    """An argument of another type than its parameter is refused."""
+    """An argument whose type differs from its parameter's type is refused."""
     with pytest.raises(InvalidArguments, match='model_name must be str'):
         build_preprocessor('SelfCognitionProcessor', {'model_name': 1, 'model_author': 'b'})
 
 
 def test_instances_accept_no_arguments() -> None:
-    """Arguments are refused together with an instance."""
+    """Arguments are refused if an instance is given."""
     with pytest.raises(InvalidArguments):
         build_preprocessor(AlpacaProcessor(), {'x': 1})
 

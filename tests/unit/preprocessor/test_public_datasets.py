@@ -46,7 +46,7 @@ def rows_of(processor: Any, *rows: dict[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_boxed_answers_are_the_ground_truth(solution: str, answer: str) -> None:
-    """The content of the last closed box is the ground truth; it may contain nested and escaped braces."""
+    """The content of the last closed box is the ground truth. It may contain nested and escaped braces."""
     (row,) = rows_of(CompetitionMathGRPOProcessor(), {'problem': 'p', 'solution': solution})
     assert user_data_get(row, 'ground_truth') == answer
     assert user_data_get(row, 'solution') == solution
@@ -54,7 +54,7 @@ def test_boxed_answers_are_the_ground_truth(solution: str, answer: str) -> None:
 
 
 def test_an_answer_column_has_precedence() -> None:
-    """The column `answer` has precedence over the box, and a row with neither is refused."""
+    """The column `answer` takes precedence over the box; a row without both is refused."""
     row = {'problem': 'p', 'solution': 'no box', 'answer': ' 7 '}
     assert user_data_get(rows_of(CompetitionMathGRPOProcessor(), row)[0], 'ground_truth') == '7'
     with pytest.raises(InvalidRow):
@@ -62,7 +62,7 @@ def test_an_answer_column_has_precedence() -> None:
 
 
 def test_a_pair_becomes_two_rows() -> None:
-    """The chosen answer of each pair comes first, and an error names the row and the column."""
+    """The chosen answer of each pair is first, and an error names the row and the column."""
     pairs = [{'question': str(i), 'answer_zh': f'good {i}', 'answer_en': f'bad {i}'} for i in range(2)]
     rows = rows_of(EmojiDPOProcessor('Be nice.'), *pairs)
     assert [row['messages'][-1]['content'] for row in rows] == ['good 0', 'bad 0', 'good 1', 'bad 1']
@@ -91,7 +91,7 @@ def test_clevr_puts_the_image_first() -> None:
 
 
 def test_olympiad_images_follow_the_question() -> None:
-    """Images that the question does not mention come first, and the others follow its order."""
+    """Images that the question does not mention come first; the others follow the order of the question."""
     (prompt,) = rows_of(OlympiadBenchProcessor(), OLYMPIAD)
     assert prompt['messages'][-1]['content'] == '<image>Let $x > 0$.\n\nSee <image>. Find $x$.'
     assert prompt['images'] == ['one', 'two']
@@ -109,7 +109,7 @@ def test_olympiad_rows_without_an_answer_or_image_are_refused(invalid: dict[str,
 
 
 def test_olympiad_supports_two_languages() -> None:
-    """The default system message depends on the language, and a language without a message is refused."""
+    """The default system message depends on the language; a language without a message is refused."""
     english, chinese = OlympiadBenchProcessor(), build_preprocessor('OlympiadBenchProcessor', {'language': 'zh'})
     assert isinstance(chinese, OlympiadBenchProcessor)
     assert english.system != chinese.system

@@ -21,7 +21,7 @@ CALL = {'id': 'c1', 'type': 'function', 'function': {'name': 'add', 'arguments':
 
 
 def chat(*turns: Any) -> dict[str, Any]:
-    """Return a row with a chat; texts alternate between user and assistant, and messages are used unchanged."""
+    """Return a row with a chat. Texts alternate between user and assistant; messages are used unchanged."""
     roles = ('user', 'assistant')
     chat_messages = [
         {'role': roles[i % 2], 'content': turn} if isinstance(turn, str) else turn for i, turn in enumerate(turns)
@@ -60,7 +60,7 @@ def result_message(call_id: str | None = 'c1') -> dict[str, Any]:
     ],
 )
 def test_hard_filter_checks_limits(options: dict[str, Any], row: dict[str, Any], expected: str | None) -> None:
-    """Counts, lengths and undecodable text are checked; the bounds are inclusive."""
+    """Counts, lengths and undecodable text are checked. Values equal to a bound are accepted."""
     assert reason(HardFilter(**options), row) == expected
 
 
@@ -121,7 +121,7 @@ def test_the_end_of_a_chat_can_be_required() -> None:
         '作为人工智能助手\uff0c我不能回答这个问题。',
     ],
 )
-def test_refusals_are_found_by_their_beginning(answer: str) -> None:
+def test_refusals_are_found_by_their_first_words(answer: str) -> None:
     """Refusals are found in English and Chinese, with typographic quotes and after a thought."""
     assert reason(RefuseFilter(), chat('q', answer)) == 'refusal'
 
@@ -166,7 +166,7 @@ def test_phrases_and_turns_can_be_chosen() -> None:
     ],
 )
 def test_repetitions_within_a_text_are_found(answer: str, expected: str | None) -> None:
-    """Units that repeat often and long enough, and lines that make up most of a text, are found."""
+    """Units that repeat often enough and long enough are found, and so are lines that make up most of a text."""
     assert reason(DeadLoopFilter(), chat('q', answer)) == expected
     assert reason(DeadLoopFilter(), chat(answer, 'a')) is None
 
@@ -179,7 +179,7 @@ def test_equal_turns_are_a_repetition() -> None:
 
 
 def test_other_chat_formats_become_messages() -> None:
-    """ShareGPT columns, fields and roles, and the older function call format, are converted."""
+    """ShareGPT columns, fields and roles, and the older format of function calls, are converted."""
     row = {
         'id': 7,
         'conversations': [

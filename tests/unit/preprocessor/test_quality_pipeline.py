@@ -139,7 +139,7 @@ def test_a_second_run_removes_nothing(rows: list[dict[str, Any]]) -> None:
 
 
 def test_stages_may_be_custom() -> None:
-    """Names, classes, objects, options and functions can be mixed, and each removed row names its stage."""
+    """Names, classes, objects, options and functions can be mixed; each removed row names its stage."""
     pipeline: list[Any] = [
         'MessageNormalizer',
         {'name': 'HardFilter', 'init_args': {'max_messages': 2}},
@@ -171,7 +171,7 @@ def test_rows_for_which_a_stage_raises_are_removed() -> None:
 
 
 def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
-    """A filter object is reset for each dataset, and filters can be given by class or name."""
+    """A filter object is reset for each dataset, and filters can be given by class or by name."""
     every_second = EverySecond()
     for _ in range(2):
         dataset = Dataset(DatasetMeta(data=[*VALID_CHATS, VALID_CHATS[0], {'messages': []}]))
@@ -183,7 +183,7 @@ def test_datasets_accept_custom_filters_and_the_pipeline() -> None:
 
 
 def test_dropped_rows_are_logged(tmp_path: Path) -> None:
-    """The log has one JSON object per removed row, even if its values are not JSON. A new iteration overwrites it."""
+    """The log has one JSON object per removed row, even for values that are not JSON. A new iteration overwrites it."""
     path = tmp_path / 'dropped.jsonl'
     quality = QualityPreprocessor(['HardFilter'], str(path))
     assert not path.exists()
@@ -242,7 +242,7 @@ def test_invalid_pipelines_are_refused(pipeline: Any) -> None:
 
 
 def test_pipelines_cannot_be_nested() -> None:
-    """A pipeline as a stage is refused, so that a stage cannot be given a path."""
+    """A pipeline as a stage is refused, because it could be given a log path."""
     with pytest.raises(UnknownPreprocessor):
         build_preprocessor('QualityPreprocessor', {'pipeline': [{'name': 'QualityPreprocessor'}]})
 

@@ -1,4 +1,4 @@
-"""Runs of one unit are found at every position, and nothing else is found."""
+"""Runs of a repeated unit are found at every position, and no other texts are reported."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def has_run(text: str) -> bool:
 
 @settings(max_examples=150)
 @given(st.text(alphabet='ab', max_size=150))
-def test_a_run_is_found_if_and_only_if_there_is_one(text: str) -> None:
+def test_runs_are_those_of_an_exhaustive_search(text: str) -> None:
     """The result equals that of an exhaustive search."""
     assert (find_run(text, min_characters=MIN_CHARACTERS, min_repeats=MIN_REPEATS) is not None) == has_run(text)
 

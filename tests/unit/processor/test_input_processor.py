@@ -1,4 +1,4 @@
-"""Tests of validating features and packing them into rows."""
+"""Tests of the validation of features and of packing them into rows."""
 
 import numpy as np
 import pytest
@@ -55,13 +55,13 @@ def test_packed_dataset_is_accepted(tiny_llama_dir):
 
 
 def test_ignored_labels_get_no_rows():
-    """Labels of weight 0 and the loss's ignored label get no row."""
+    """Labels of weight 0, and labels that the loss ignores, get no row."""
     batch = pack({**FEATURE, 'loss_weights': [0, 1, 1, 1]}, ignore_index=4)
     assert batch.labels_R.tolist() == [3]
 
 
 def test_streams_follow_their_labels():
-    """Streams are gathered at the counted labels."""
+    """The values of streams are gathered at the counted labels."""
     batch = pack({**FEATURE, 'advantages': [1, 2, 3, 4]})
     assert batch.streams['advantages'].tolist() == [1.0, 2.0, 3.0]
 

@@ -1,4 +1,4 @@
-"""Tests of packing images and videos of features."""
+"""Tests of packing features with images and videos."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def pack(*features):
 
 
 def test_batch_has_the_rows_of_each_image():
-    """Each image has its rows and patches, and text next to images has the same position on every axis."""
+    """Each image has its rows and patches, and text beside images has the same position on every axis."""
     batch = pack(TEXT, image_feature())
     assert [(one.begin_row, one.end_row, one.grid) for one in batch.media] == [(4, 5, (1, 2, 2)), (6, 8, (1, 2, 4))]
     assert [one.patches_PC[0, 0] for one in batch.media] == [0, 48]
@@ -51,7 +51,7 @@ def test_padding_beside_images_is_not_computed():
 
 
 def test_media_token_produced_by_the_model_is_text():
-    """A media token that is a label is text; elsewhere it is an image without pixels and refused."""
+    """A media token that is a label is text; a media token elsewhere needs pixels, and is refused without them."""
     produced = {'input_ids': [1, 5, 2], 'labels': [5, 2, -100]}
     assert pack(produced).media == ()
     with pytest.raises(InvalidFeatures):

@@ -45,7 +45,7 @@ def read(tree, index):
 
 
 def sequences_of(tree, batch):
-    """Return the computed rows of each sequence of a batch, and check that they are the rows along its parents."""
+    """Return the computed rows of each sequence of a batch; check that they are the rows along its parents."""
     span_of_row = np.repeat(np.arange(len(tree.spans)), [span.end_row - span.begin_row for span in tree.spans])
     for begin, end in batch.sequence_bounds:
         rows = tree.computed_T[begin:end].tolist()
@@ -80,7 +80,7 @@ def test_every_sequence_is_read_along_its_parents(sequences):
 
 @given(related_sequences())
 def test_builder_counts_the_rows_of_the_tree(sequences):
-    """The counts that `add` returns sum to the rows of the tree, so that parts can be divided by them."""
+    """The counts that `add` returns sum to the rows of the tree, so that parts can be divided by these counts."""
     batch = packed(sequences)
     builder = PrefixTreeBuilder(batch)
     assert sum(builder.add(*bounds) for bounds in batch.sequence_bounds) == builder.tree().row_count
@@ -94,7 +94,7 @@ def test_prompt_of_a_group_is_computed_once():
 
 
 def test_turns_of_a_conversation_form_a_deep_tree():
-    """Each turn continues the previous one, so that a conversation is computed once."""
+    """Each turn of a conversation continues the previous turn, so the conversation is computed once."""
     first, second = [*PROMPT, 1, 2], [*PROMPT, 1, 2, *PROMPT, 3]
     tree = PrefixTree.of(packed([first, second, [*second, 5], [*second, *PROMPT, 6]]))
     assert tree.row_count == len(second) + 1 + len(PROMPT) + 1
@@ -102,13 +102,13 @@ def test_turns_of_a_conversation_form_a_deep_tree():
 
 
 def test_equal_sequences_are_computed_once():
-    """A sequence that equals another one, or the beginning of one, needs no rows."""
+    """A sequence that equals another sequence, or the beginning of one, needs no rows."""
     tree = PrefixTree.of(packed([[*PROMPT, 1], [*PROMPT, 1], PROMPT]))
     assert tree.row_count == len(PROMPT) + 1
 
 
 def test_a_branch_before_other_branches_keeps_them_shared():
-    """A sequence that branches shortly before an existing branch does not hide the rows behind it."""
+    """A sequence that branches shortly before an existing branch does not hide the rows after that branch."""
     short, long = [7] * 5, [8] * len(PROMPT)
     first = [*PROMPT, *short, *long]
     tree = PrefixTree.of(packed([first, [*PROMPT, *short, 1], [*PROMPT, 2], first]))
@@ -119,7 +119,7 @@ def test_a_branch_before_other_branches_keeps_them_shared():
 
 @given(related_sequences(), st.randoms())
 def test_copies_need_few_rows_in_any_order(sequences, rng):
-    """A copy of an earlier sequence needs fewer than `MIN_SHARED_ROWS` rows, also after others were added."""
+    """A copy of an earlier sequence needs fewer than `MIN_SHARED_ROWS` rows, even after others were added."""
     repeated = [sequence for sequence in sequences if sequence] * 2
     rng.shuffle(repeated)
     batch, seen = packed(repeated), list[list[int]]()
@@ -137,7 +137,7 @@ def test_short_prefixes_are_not_shared():
 
 
 def test_rows_at_other_positions_are_not_shared():
-    """Equal tokens with other positions have other results."""
+    """Rows with equal tokens and different positions have different results, so they are not shared."""
     count = len(PROMPT)
     positions = np.concatenate([np.arange(count), np.arange(count) + 1])
     assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], positions=positions))) == 0
@@ -153,7 +153,7 @@ def test_positions_on_three_axes_are_compared():
 
 
 def test_rows_with_other_given_experts_are_not_shared():
-    """Sequences share rows up to the first row whose given experts differ."""
+    """Sequences share rows up to the first row with different given experts."""
     count = len(PROMPT)
     experts = np.zeros((2 * count, 2, 1), np.int64)
     experts[2 * count - 3, 1, 0] = 1
@@ -161,7 +161,7 @@ def test_rows_with_other_given_experts_are_not_shared():
 
 
 def test_sequences_with_media_are_not_shared():
-    """Equal placeholder tokens may stand for different images, so such sequences share no rows."""
+    """Sequences with media share no rows, because equal placeholder tokens may represent different images."""
     count = len(PROMPT)
     image = PackedMedia(3, 5, 'image', np.zeros((1, 1), np.float32), (1, 1, 1))
     tree = PrefixTree.of(packed([PROMPT, PROMPT, PROMPT], media=(image,)))
@@ -170,7 +170,7 @@ def test_sequences_with_media_are_not_shared():
 
 
 def test_unshared_tree_computes_every_row():
-    """The computed rows of an unshared tree are those of the batch, and no span has a parent."""
+    """All rows of an unshared tree are computed, and no span has a parent."""
     batch = packed([PROMPT, PROMPT])
     tree = PrefixTree.unshared(batch)
     assert shared_count(tree) == 0

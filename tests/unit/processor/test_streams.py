@@ -49,7 +49,7 @@ def test_only_declared_streams_are_packed():
 
 
 def test_custom_streams_are_packed():
-    """A loss may declare custom streams of numbers or ids in one or two dimensions, unknown to other losses."""
+    """A loss may declare custom streams of numbers or ids, in one or two dimensions, that other losses do not know."""
     feature = {**FEATURE, 'margins': [1, 2, 3, 4], 'rival_ids': TOPK['teacher_topk_ids']}
     batch = pack(feature, needs=FeatureNeeds(streams=('margins', 'rival_ids')))
     assert batch.streams['margins'].tolist() == [1.0, 3.0, 4.0]
@@ -90,7 +90,7 @@ def test_malformed_streams_are_refused(name):
 
 
 def test_features_must_have_equally_many_candidates():
-    """The first feature with a different number of candidates is refused."""
+    """The first feature whose number of candidates differs is refused."""
     narrow = {name: [row[:1] for row in rows] for name, rows in TOPK.items()}
     with pytest.raises(InvalidFeatures) as refusal:
         pack({**FEATURE, **TOPK}, {**FEATURE, **TOPK}, {**FEATURE, **narrow})
@@ -127,8 +127,8 @@ def test_masked_numbers_have_no_effect(data):
         assert np.array_equal(first.streams[name], second.streams[name])
 
 
-def test_labels_count_only_for_tokens_the_model_produced():
-    """A label counts if the mask marks the next token, which it predicts. The last label always counts."""
+def test_labels_count_only_for_sampled_tokens():
+    """A label counts if the mask marks the next token, which the label predicts. The last label always counts."""
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, 5], 'completion_mask': [0, 0, 1, 0]}
     assert pack(feature).offsets_R.tolist() == [1, 3]
     assert pack({**feature, 'completion_mask': [1, 1, 1, 1]}).offsets_R.tolist() == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_labels_of_weight_0_are_packed_on_request():
 
 
 def test_single_label_of_a_pooled_feature():
-    """A loss of whole features accepts a single label, at the last unmasked token; other losses refuse it."""
+    """A loss of whole features accepts a single label at the last unmasked token; other losses refuse such a label."""
     needs = FeatureNeeds.of_loss(build_loss('InfonceLoss'))
     anchor = {'input_ids': [1, 2, 3, 0], 'labels': [1], 'attention_mask': [1, 1, 1, 0]}
     batch = pack(anchor, {'input_ids': [4], 'labels': [0]}, {'input_ids': [5, 6], 'labels': [-100, 0]}, needs=needs)

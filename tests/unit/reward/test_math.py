@@ -29,7 +29,7 @@ def chats(*completions: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope='module')
 def reward() -> MathReward:
-    """Return a reward that several tests share, together with its process."""
+    """Return a reward that several tests share; it has a process."""
     return MathReward(seconds=60)
 
 
@@ -61,7 +61,7 @@ def reward() -> MathReward:
     ],
 )
 def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, truth: object, expected: float) -> None:
-    """Answers are compared as LaTeX, numbers or sets, and the last marked answer after the thinking is used."""
+    """Answers are compared as LaTeX, numbers or sets; the last marked answer after the thinking counts."""
     assert reward(chats(completion), [truth]) == [expected]
 
 
@@ -72,7 +72,7 @@ def test_answers_are_compared_by_meaning(reward: MathReward, completion: str, tr
     ),
 )
 def test_slow_expressions_are_wrong_after_the_time_limit(answer: str) -> None:
-    """An answer that exceeds the time limit is wrong, and the next one is judged by a new process."""
+    """An answer that exceeds the time limit is wrong, and a new process judges the next answer."""
     before, began = children(), time.monotonic()
     judge = MathJudge(0.5)
     assert not judge.is_same('2', f'\\boxed{{{answer}}}')
@@ -90,7 +90,7 @@ def test_an_answer_is_not_executed(reward: MathReward) -> None:
 
 
 def test_a_judge_can_be_pickled_and_closed() -> None:
-    """An unpickled judge starts its own process, and a closed judge starts a new one on demand."""
+    """An unpickled judge starts its own process; a closed judge starts a new process when needed."""
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     copy = pickle.loads(pickle.dumps(judge))
@@ -103,7 +103,7 @@ def test_a_judge_can_be_pickled_and_closed() -> None:
 
 
 def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Return the library's log records, without warnings about leftovers of other tests."""
+    """Return the library's log records, without warnings that earlier tests caused."""
     return [record for record in caplog.records if record.name.startswith('twinkle')]
 
 
@@ -126,7 +126,7 @@ def test_missing_walls_are_logged_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_forked_judge_does_not_stop_the_parents_process() -> None:
-    """Closing a judge in a forked process leaves the judge process of the parent running."""
+    """Closing a judge in a forked process does not stop the parent's judge process."""
     judge = MathJudge(60)
     assert judge.is_same(r'\boxed{a+b}', r'\boxed{b+a}')
     begun = children()
@@ -141,7 +141,7 @@ def test_a_forked_judge_does_not_stop_the_parents_process() -> None:
 
 
 def test_the_ground_truth_key_is_configurable() -> None:
-    """The ground truth is read from the configured key, and a missing key is named in the error."""
+    """The ground truth is read from the configured key, and the error for a missing key names the key."""
     trajectory = {**chats(r'\boxed{4}')[0], 'user_data': [('id', '7'), ('solution', '"4"')]}
     assert MathReward('solution')([trajectory]) == [1.0]
     with pytest.raises(InvalidRewardInput) as caught:
@@ -150,7 +150,7 @@ def test_the_ground_truth_key_is_configurable() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra() -> None:
-    """A missing library raises MissingLibrary with the extra that installs it."""
+    """MissingLibrary names the missing library's extra."""
     with pytest.raises(MissingLibrary) as caught:
         require_library('no_such_library', 'rewards')
     assert (caught.value.library, caught.value.install) == ('no-such-library', 'twinkle-grpc[rewards]')
@@ -159,7 +159,7 @@ def test_a_missing_library_is_named_with_its_extra() -> None:
 
 @pytest.fixture(scope='module')
 def multimodal() -> MultiModalAccuracyReward:
-    """Return a reward that all questions share, together with its process."""
+    """Return a reward that all questions share; it has a process."""
     return MultiModalAccuracyReward(seconds=60)
 
 

@@ -26,7 +26,7 @@ from twinkle.reward.code_execution import program_of
 
 pytestmark = pytest.mark.timeout(150)
 GENEROUS_LIMITS = SandboxLimits(seconds=60, cpu_seconds=60)
-"""Generous limits, for programs that must exit without being stopped even on a slow machine."""
+"""Limits for programs that must exit by themselves, even on a slow machine."""
 
 
 def chats(*completions: str, **more: object) -> list[dict[str, object]]:
@@ -41,7 +41,7 @@ def program(*lines: str) -> str:
 
 @needs_walls
 def test_programs_score_the_fraction_of_tests_they_pass() -> None:
-    """Correct, partly wrong, missing and failing programs score the fraction of tests they pass."""
+    """The score of correct, partly wrong, missing and failing programs is the fraction of tests that they pass."""
     tests = [{'input': '2\n', 'output': '4'}, {'input': '3\n', 'output': '9\n'}]
     completions = [
         program('print(int(input()) ** 2)'),
@@ -63,7 +63,7 @@ def test_a_program_that_does_not_exit_scores_0() -> None:
 
 @needs_walls
 def test_programs_can_be_tested_by_assertions() -> None:
-    """Assertions decide the score, and a program cannot pass by exiting before them."""
+    """Assertions determine the score, and a program cannot pass by exiting before them."""
     square = ['def square(x):', '    return x * x']
     completions = [program(*square), program(*square[:1], '    return 4'), program(*square, 'raise SystemExit(0)')]
     tests = ['assert square(2) == 4', 'assert square(3) == 9']
@@ -93,8 +93,8 @@ def test_programs_can_be_tested_by_assertions() -> None:
     ],
     ids=range(17),
 )
-def test_the_last_whole_block_of_python_is_the_program(completion: str, expected: str | None) -> None:
-    """The last closed Python block is the program, or the last unmarked block if there is no Python block."""
+def test_the_last_closed_python_block_is_the_program(completion: str, expected: str | None) -> None:
+    """The last closed Python block is the program; without a Python block, the last unmarked block is."""
     assert program_of(completion) == expected
 
 

@@ -1,4 +1,4 @@
-"""Compares rewards with independent implementations of their papers' formulas on generated texts."""
+"""Compares rewards with independent implementations of the formulas in papers, on generated texts."""
 
 import re
 import string
@@ -23,7 +23,7 @@ OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 def joined(parts: tuple[Expression, str, Expression]) -> Expression:
-    """Return two bracketed expressions joined by an operator, with their value and numbers."""
+    """Return two expressions in brackets that an operator joins, with their value and numbers."""
     (left, a, used), sign, (right, b, also) = parts
     is_undefined = a is None or b is None or (sign == '/' and b == 0)
     value = None if is_undefined else OPERATORS[sign](a, b)
@@ -41,7 +41,7 @@ WORDS = st.lists(
 
 @given(EXPRESSION, st.integers(-1, 1), st.sampled_from([[], [7]]))
 def test_countdown_is_arithmetic_over_fractions(expression: Expression, off: int, others: list[int]) -> None:
-    """An answer scores 1 if and only if its value is the target and it uses exactly the given numbers, in any order."""
+    """An answer scores 1 exactly if its value is the target and it uses exactly the given numbers, in any order."""
     text, value, used = expression
     target = off if value is None or value.denominator != 1 else int(value) + off
     given_numbers = sorted([*used, *others])
@@ -58,7 +58,7 @@ def squad_words(text: str) -> list[str]:
 
 
 def squad_f1(answer: str, truth: str) -> float:
-    """Return the F1 score, computed by removing each word of the answer from the words of the truth."""
+    """Return the F1 score; each word of the answer is removed from the words of the truth."""
     answer_words, truth_words = squad_words(answer), squad_words(truth)
     if not answer_words or not truth_words:
         return float(answer_words == truth_words)
@@ -82,7 +82,7 @@ def test_f1_is_the_best_overlap_of_words(words: list[str], truths: list[list[str
 
 
 @given(st.integers(0, 400), st.integers(1, 200), st.data())
-def test_length_is_the_three_cases_of_dapo(length: int, longest: int, data: st.DataObject) -> None:
+def test_length_reward_equals_that_of_dapo(length: int, longest: int, data: st.DataObject) -> None:
     """The length reward equals the three cases of equation 13 in arXiv 2503.14476."""
     cache = data.draw(st.integers(1, longest))
     if length <= longest - cache:

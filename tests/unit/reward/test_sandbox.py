@@ -17,7 +17,7 @@ from twinkle.reward.sandbox import watch
 
 pytestmark = [pytest.mark.timeout(150), needs_walls]
 GENEROUS_LIMITS = SandboxLimits(seconds=60, cpu_seconds=60)
-"""Generous limits, for programs that must exit without being stopped even on a slow machine."""
+"""Limits for programs that must exit by themselves, even on a slow machine."""
 
 ATTEMPT = """
 def attempt():
@@ -63,7 +63,7 @@ def attempt(body: str) -> str:
 
 
 def test_a_program_reads_and_writes_text() -> None:
-    """A program reads its standard input, and its output, error output and exit code are returned."""
+    """A program reads its standard input; its output, error output and exit code are returned."""
     source = 'import sys\nprint(input()[::-1])\nprint("note", file=sys.stderr)\nsys.exit(3)'
     result = run_program(source, 'näive\n', GENEROUS_LIMITS)
     assert (result.outcome, result.exit_code, result.stdout) == ('exited', 3, 'eviän\n')
@@ -159,8 +159,8 @@ def test_cpu_time_is_limited() -> None:
 
 
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
-def test_huge_outputs_are_cut(stream: str) -> None:
-    """A program that writes too much is stopped, and its output is cut at the limit."""
+def test_huge_outputs_are_truncated(stream: str) -> None:
+    """A program that writes too much is stopped, and its output is truncated at the limit."""
     source = f'import sys\nwhile True: sys.{stream}.write("x" * 65536)'
     result = run_program(source, limits=replace(GENEROUS_LIMITS, output_bytes=100_000))
     assert result.outcome == 'wrote_too_much'
@@ -204,7 +204,7 @@ def test_threads_may_run_programs_at_once() -> None:
 
 
 def test_a_program_runs_the_same_twice() -> None:
-    """Hashes of strings, and therefore the order of sets, are the same in each run."""
+    """String hashes, and therefore the order of sets, are the same in each run."""
     assert len({run_program('print(hash("a"))', limits=GENEROUS_LIMITS).stdout for _ in range(3)}) == 1
 
 
@@ -218,7 +218,7 @@ def test_an_interpreter_that_cannot_start_is_an_error() -> None:
 
 
 def test_child_processes_of_a_program_are_stopped() -> None:
-    """If the wall `processes` is missing, the child processes of a program are stopped with it."""
+    """If the wall `processes` is missing, a program's child processes are stopped together with the program."""
     child = 'import time; print("begun", flush=True); time.sleep(600)'
     source = f'import subprocess, sys\nprint(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)'
     with subprocess.Popen(
@@ -227,7 +227,7 @@ def test_child_processes_of_a_program_are_stopped() -> None:
         process.wait()
         result = watch(process, SandboxLimits(seconds=1))
         assert process.stdout is not None
-        # The pipe reaches its end when the last process that has it open exits.
+        # The pipe ends when the last process that has it open exits.
         assert process.stdout.read() in (b'', b'begun\n')
     assert any(word.isdecimal() for word in result.stdout.split())
 

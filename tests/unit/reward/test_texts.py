@@ -35,7 +35,7 @@ def answered(row: dict[str, object], completion: str) -> dict[str, object]:
 
 
 def test_thinking_comes_before_the_answer() -> None:
-    """The format reward requires all four tags in order, or three if the prompt opens the thinking."""
+    """The format reward requires all four tags in order, or three tags if the prompt opens the thinking."""
     completions = [
         '<think>a</think><answer>b</answer>',
         '<think>\n</think>\n\nso <answer></answer>.',
@@ -105,7 +105,7 @@ def test_ground_truths_can_be_passed_separately() -> None:
     'text', ['1e999999999', '1' * 100, 'nan', 'inf', '1/0', '', '.', '-', '\uff11\uff12', '1,2', '0x1f']
 )
 def test_other_text_is_not_read_as_a_number(text: str) -> None:
-    """Text that is not a plain number, such as one with an exponent, gives None."""
+    """Text that is not a plain number, for example one with an exponent, gives None."""
     assert read_number(text) is None
 
 
@@ -182,7 +182,7 @@ def test_countdown_ignores_answers_in_the_thinking() -> None:
 
 
 def test_countdown_divides_exactly() -> None:
-    """Three thirds equal one, and games may be mappings in `user_data` or be passed separately."""
+    """Division is exact, so three thirds are one; games may be mappings in `user_data` or separate arguments."""
     game = {'target': 1, 'nums': [1, 3, 1, 3, 1, 3]}
     completion = '<answer>1/3 + 1/3 + 1/3</answer>'
     assert CountDownAccuracy()(chats(completion, user_data=[game])) == [1.0]
@@ -202,7 +202,7 @@ def test_f1_matches_squad() -> None:
 
 
 def test_length_is_punished_near_its_limit() -> None:
-    """The penalty is that of DAPO, eq. 13; lengths come from labels or `completion_lengths` and must exist."""
+    """The penalty follows DAPO, eq. 13; lengths come from labels or `completion_lengths`, which must exist."""
     reward = LengthReward(max_length=10, cache_length=4)
     lengths = [0, 6, 7, 9, 10, 11, 99]
     assert reward(chats(*[''] * 7), completion_lengths=lengths) == [0, 0, -0.25, -0.75, -1, -1, -1]
@@ -243,7 +243,7 @@ def test_length_is_punished_near_its_limit() -> None:
 def test_olympiad_answers_are_scored_by_correctness(
     completion: str, truth: str, more: dict[str, object], expected: float
 ) -> None:
-    """Formatting is ignored, near misses score partially, and extra answers reduce the score."""
+    """Formatting is ignored, nearly correct answers get partial scores, and extra answers reduce the score."""
     trajectories = chats(completion, user_data={'ground_truth': truth, **more})
     assert OlympiadBenchAccuracyReward()(trajectories) == [pytest.approx(expected)]
 
@@ -256,7 +256,7 @@ def test_olympiad_scores_preprocessed_rows() -> None:
 
 
 def test_olympiad_format_prefers_one_box_at_the_end() -> None:
-    """An answer scores highest if it is boxed once at the end."""
+    """An answer that is boxed once, at the end, scores highest."""
     completions = [
         r'so \boxed{2}',
         r'\boxed{2}' + '.' * 300,

@@ -1,4 +1,4 @@
-"""Unit tests of the sandbox's system call filter, executed by an interpreter of filter programs."""
+"""Unit tests of the sandbox's system call filter, which an interpreter of filter programs executes."""
 
 import errno
 import itertools
@@ -22,7 +22,7 @@ OPEN, OPENAT, CREAT, OPENAT2 = 2, 257, 85, 437
 
 
 def filter_result(call: int, second: int = 0, third: int = 0, machine: int = X86_64) -> int:
-    """Run the filter for a system call with its second and third argument, and return the result."""
+    """Run the filter for a system call with this second and third argument, and return the result."""
     steps, data = STEPS, {0: call, 4: machine, 24: second, 32: third}
     position, loaded = 0, 0
     while True:
@@ -37,7 +37,7 @@ def filter_result(call: int, second: int = 0, third: int = 0, machine: int = X86
 
 
 def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
-    """Listed calls are allowed, calls with conditions are allowed for listed commands, and others are refused."""
+    """Listed calls are allowed, conditional calls are allowed for listed commands, and other calls are refused."""
     arguments = (*range(16), 1030, 0x5401, 0x5412, 0x5413, 0x5450, 0x5451, 0x5452, 0x8901)
     calls = set(range(600)) - {OPEN, OPENAT}
     for call, argument in itertools.product(calls, arguments):
@@ -47,7 +47,7 @@ def test_each_call_is_allowed_or_refused_by_the_lists() -> None:
 
 
 def test_files_are_opened_for_reading_only() -> None:
-    """Opening a file for writing, creating or truncating it is refused, and so are calls that hide their flags."""
+    """Opening a file to write, create or truncate it is refused; calls that hide their flags are refused too."""
     reading = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_APPEND
     assert {filter_result(OPEN, reading), filter_result(OPENAT, os.O_RDWR, reading)} == {ALLOW}
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_RDWR, os.O_CREAT, os.O_TRUNC):

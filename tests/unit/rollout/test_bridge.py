@@ -1,4 +1,4 @@
-"""Unit tests of the tokens between two turns, with several chat templates."""
+"""Unit tests of the tokens between two turns (the bridge), with several chat templates."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ BRIDGES = {
 
 @pytest.fixture(scope='module')
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Template]:
-    """Build a template over the byte tokenizer from its source."""
+    """Build a template from its source, with the byte tokenizer."""
 
     def make(source: str) -> Template:
         folder: Path = tmp_path_factory.mktemp('tokenizer')

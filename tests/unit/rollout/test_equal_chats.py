@@ -1,4 +1,4 @@
-"""Unit tests of chats with equal prompts in one seeded call."""
+"""Unit tests of a seeded call with several chats whose prompts are equal."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def test_equal_chats_get_different_samples(template):
 
 
 def test_equal_tokens_with_different_images_are_separate_requests(template):
-    """Chats with equal tokens but different images are not merged into one request, and their seeds differ."""
+    """Chats with equal tokens and different images are sent as separate requests with different seeds."""
 
     class ImageTemplate:
         def __getattr__(self, name: str) -> Any:

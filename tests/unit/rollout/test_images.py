@@ -41,9 +41,9 @@ class OneAnswer:
 
 
 def test_turns_after_an_image_match_the_trainer(folder):
-    """The feature keeps pixels and positions, and the trainer computes the same log-probabilities."""
+    """The feature keeps pixels and positions, and the trainer computes the sampler's log-probabilities."""
     sampler = TorchSampler(str(folder))
-    # Most tokens are stop tokens, because a model with random weights would rarely generate the end-of-turn token.
+    # Most tokens are stop tokens, because a random model would rarely generate the end-of-turn token.
     params = SamplingParams(max_tokens=60, temperature=1.0, logprobs=0, stop=list(range(7, 200)))
     (rollout,) = MultiTurnRollout(sampler, env=OneAnswer, sampling_params=params)([CHAT], seed=3)
     feature = rollout.feature

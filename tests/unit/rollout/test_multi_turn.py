@@ -26,7 +26,7 @@ CALL = '<call>{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 @pytest.fixture(scope='module')
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    """ChatML over the byte tokenizer: a character is a token."""
+    """ChatML with the byte tokenizer, in which each character is a token."""
     folder: Path = tmp_path_factory.mktemp('tokenizer')
     build_tiny_tokenizer(folder)
     (folder / 'chat_template.jinja').write_text(ALL['chatml'])
@@ -34,7 +34,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
 
 
 class Counting:
-    """An environment that gives fixed answers and then ends the chat; every turn has reward 1."""
+    """An environment that gives fixed answers and then ends the chat; every turn has the reward 1."""
 
     def __init__(self, answers: tuple[str, ...] = ('more', 'more')) -> None:
         self.answers = list(answers)
@@ -48,7 +48,7 @@ class Counting:
         return trajectory
 
     def step(self, message: Any, *, is_last: bool) -> EnvStep:
-        """Answer with the next text, or end the chat after the last one."""
+        """Answer with the next text; after the last text, end the chat."""
         self.messages.append((message['content'], is_last))
         if not self.answers:
             return EnvStep(reward=1.0, is_done=True, facts={'steps': 1.0})
@@ -72,12 +72,12 @@ def add(a: int, b: int) -> int:
 
 
 def script_of(*texts: str) -> Callable[[str, int | None], str]:
-    """Return a script with one text per turn of a chat; the last text repeats."""
+    """Return a function that gives one text per turn of a chat; the last text repeats."""
     return lambda prompt, seed: texts[min(prompt.count('<|im_start|>assistant') - 1, len(texts) - 1)]
 
 
 def test_tools_answer_until_the_model_stops_calling(template):
-    """Tokens and text of a chat with tool calls agree, and only the model's turns have labels."""
+    """Tokens and text of a chat with tool calls match, and only the model's turns have labels."""
     sampler = ScriptedSampler(template, script_of(CALL, 'it is 3'))
     (rollout,) = MultiTurnRollout(sampler, tool_manager=ToolManager([add]), parse_tool_call=parse)(CHAT)
     assert rollout.end_reason is EndReason.DONE
@@ -120,7 +120,7 @@ def test_one_turn_gives_the_feature_of_the_sampler(tiny_llama_dir):
     max_tokens=st.one_of(st.none(), st.integers(1, 8)),
 )
 def test_tokens_labels_and_logprobs_stay_aligned(template, turns, limit, max_tokens):
-    """Every prompt extends the previous one, and each sampled token keeps its id, label and log-probability."""
+    """Every prompt extends the previous prompt, and each sampled token keeps its id, label and log-probability."""
     sampler = ScriptedSampler(template, script_of(*(text for text, _ in turns)))
     rollout = MultiTurnRollout(
         sampler,
@@ -162,7 +162,7 @@ def test_tokens_labels_and_logprobs_stay_aligned(template, turns, limit, max_tok
     ],
 )
 def test_a_chat_ends_at_its_limits(template, options, params, expected, turns):
-    """The end reason names the limit that ended the chat, and each environment is closed once."""
+    """The end reason names the limit that ended the chat; each environment is closed once."""
     envs: list[Counting] = []
     sampler = ScriptedSampler(template, script_of('I say this'))
 
@@ -180,8 +180,8 @@ def test_a_chat_ends_at_its_limits(template, options, params, expected, turns):
 
 
 @pytest.mark.parametrize(('tokens_left', 'expected'), [(99, EndReason.LENGTH), (3, EndReason.MAX_TOKENS)])
-def test_a_turn_that_was_cut_is_not_done(template, tokens_left, expected):
-    """A truncated turn ends with LENGTH or MAX_TOKENS, even if the environment ends the chat after it."""
+def test_a_truncated_turn_is_not_done(template, tokens_left, expected):
+    """A truncated turn ends with LENGTH or MAX_TOKENS, even if the environment then ends the chat."""
     sampler = ScriptedSampler(template, script_of('I say this'))
     limit = len(template.encode(CHAT, add_generation_prompt=True)['input_ids']) + tokens_left
     for tools in (None, ToolManager([add])):
@@ -212,7 +212,7 @@ def test_the_models_context_is_a_limit_too(template):
 
 @pytest.mark.parametrize('reason', ['abort', 'error'])
 def test_an_aborted_or_failed_turn_ends_the_chat(template, reason):
-    """An aborted or failed turn ends the chat without a step of the environment."""
+    """An aborted or failed turn ends the chat, without a step of the environment."""
     envs = [Counting()]
     sampler = ScriptedSampler(template, script_of('half'), reasons=[StopReason(reason)])
     (rollout,) = MultiTurnRollout(sampler, env=lambda: envs[0])(CHAT)
@@ -222,7 +222,7 @@ def test_an_aborted_or_failed_turn_ends_the_chat(template, reason):
 
 
 def test_samples_of_a_trajectory_are_adjacent_and_different(template):
-    """Samples are ordered by trajectory, depend on the seed only, and differ within a trajectory."""
+    """Samples are in the order of the trajectories, depend only on the seed, and differ within a trajectory."""
     other = {'messages': [{'role': 'user', 'content': 'you'}]}
 
     def run(seed: int) -> tuple[list[Any], ScriptedSampler]:
@@ -248,7 +248,7 @@ def test_without_a_seed_a_turn_of_all_chats_is_one_call(template):
 
 
 def test_environments_of_one_trajectory_share_a_seed(template):
-    """All samples of a trajectory get the same environment seed, and those of another one get a different seed."""
+    """All samples of a trajectory get the same environment seed; samples of other trajectories get other seeds."""
     envs: list[Counting] = []
 
     def make() -> Counting:
@@ -262,12 +262,12 @@ def test_environments_of_one_trajectory_share_a_seed(template):
 
 
 def test_env_threads_do_not_affect_results(template):
-    """Two threads step two environments at the same time, and the chats equal the sequential ones."""
+    """Two threads step two environments at the same time, with the same chats as one thread."""
     meeting = threading.Barrier(2)
 
     class Meeting(Counting):
         def step(self, message: Any, *, is_last: bool) -> EnvStep:
-            """Wait until the other environment steps, too."""
+            """Wait until the other environment also steps."""
             meeting.wait()
             return super().step(message, is_last=is_last)
 
@@ -279,12 +279,12 @@ def test_env_threads_do_not_affect_results(template):
 
 
 def test_an_error_of_an_environment_propagates(template):
-    """An error of one environment reaches the caller, and all environments are closed."""
+    """An environment's error reaches the caller, and all environments are closed."""
     numbers, envs = count(), []
 
     class Failing(Counting):
         def step(self, message: Any, *, is_last: bool) -> EnvStep:
-            """Fail at the second chat."""
+            """Fail in the second chat."""
             if envs.index(self) == 1:
                 raise KeyError('lost')
             return super().step(message, is_last=is_last)

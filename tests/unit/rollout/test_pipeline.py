@@ -9,7 +9,7 @@ from twinkle.rollout import AsyncPipeline, PipelineClosed
 
 
 class Loop:
-    """A fake trainer and sampler; every batch contains the number of the weights that sampled it."""
+    """A fake trainer and sampler. Every batch contains the number of the weights that sampled it."""
 
     def __init__(self) -> None:
         self.trained = 0
@@ -87,7 +87,7 @@ def test_with_no_staleness_nothing_runs_in_parallel():
 
 
 def test_an_error_of_the_sampler_follows_the_batches_before_it():
-    """An error of `sample` is raised after the earlier batches, and again at each further call."""
+    """An error of `sample` is raised after the earlier batches, and again at each later call."""
 
     def sample(index: int, prompts: int) -> int:
         if index == 2:
@@ -128,7 +128,7 @@ def test_errors_of_prompts_and_sync_are_raised_too():
 
 
 def test_closing_stops_the_thread():
-    """A pipeline can be closed at any point and more than once, and then raises PipelineClosed."""
+    """A pipeline can be closed at any point and repeatedly; reading it then raises PipelineClosed."""
     for read_count in range(4):
         before = set(threading.enumerate())
         pipeline = AsyncPipeline(lambda index, prompt: prompt, range(3), sync=lambda: None)
@@ -152,7 +152,7 @@ def test_prompts_are_read_at_most_one_batch_ahead_of_the_limit():
 
     with AsyncPipeline(lambda index, prompt: prompt, prompts(), sync=lambda: None, max_staleness=2) as pipeline:
         for batch in pipeline:
-            # The batch after the limit is read before its sampling waits.
+            # The batch after the limit is read before its sampling has to wait.
             assert len(read) <= batch.index + 2 + 2
             if batch.index == 5:
                 break

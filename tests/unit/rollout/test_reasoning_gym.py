@@ -22,14 +22,14 @@ class Sums:
         return {'question': f'What is {index} + 1?', 'answer': str(index + 1), 'metadata': {}}
 
     def score_answer(self, answer: str | None, entry: Any) -> float:
-        """Return 1 for the right answer, 0.25 for a wrong one and 0 for None."""
+        """Return 1 for the right answer, 0.25 for a wrong answer and 0 for None."""
         if answer is None:
             return 0.0
         return 1.0 if answer == entry['answer'] else 0.25
 
 
 class Puzzles(Sums):
-    """Tasks that have many correct answers and list none of them."""
+    """Tasks that have many correct answers, none of which is listed."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), 'answer': None}
@@ -41,7 +41,7 @@ def test_a_task_without_an_answer_has_no_ground_truth():
 
 
 def test_each_task_becomes_a_chat():
-    """The chats are in task order and contain the correct answers for rewards."""
+    """The chats are in task order, and contain the correct answers for rewards."""
     chats = list(task_chats(Sums(), system='Answer.'))
     assert [chat['messages'][-1]['content'] for chat in chats] == [f'What is {index} + 1?' for index in range(3)]
     assert [user_data_get(chat, 'ground_truth') for chat in chats] == ['1', '2', '3']
@@ -85,7 +85,7 @@ def test_a_missing_library_is_reported():
 
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is None, reason='reasoning-gym is not installed')
 def test_tasks_of_the_library_score_their_own_answers():
-    """A seed determines the tasks, and the listed answer of a task gets the full score."""
+    """A seed determines the tasks, and a task's listed answer gets the full score."""
     tasks, repeated = (load_tasks('leg_counting', size=3, seed=7) for _ in range(2))
     for index, chat in enumerate(task_chats(tasks)):
         assert tasks[index] == repeated[index]

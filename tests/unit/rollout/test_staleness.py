@@ -19,7 +19,7 @@ from twinkle.rollout import (
 
 
 def sampled(*versions: int) -> SampledSequence:
-    """Return a sequence with a token of each version."""
+    """Return a sequence with one token of each version."""
     spans = [VersionSpan(version=version, begin_token=i, end_token=i + 1) for i, version in enumerate(versions)]
     return SampledSequence(stop_reason=StopReason.STOP, tokens=[5] * len(versions), version_spans=spans)
 
@@ -31,7 +31,7 @@ def test_a_sample_is_as_old_as_its_oldest_token():
 
 
 def test_old_samples_are_dropped_and_counted():
-    """Samples that are too old are dropped, and the result has the indexes of the others."""
+    """Samples that are too old are dropped, and the result has the indices of the remaining samples."""
     fresh = drop_stale([sampled(3), sampled(1), sampled(2, 3)], version=3, max_staleness=1)
     assert fresh.indexes == [0, 2]
     assert fresh.ages == [0, 2, 1]
@@ -40,7 +40,7 @@ def test_old_samples_are_dropped_and_counted():
 
 
 def test_a_group_is_dropped_together():
-    """One sample that is too old drops all samples of its group."""
+    """If one sample of a group is too old, all samples of the group are dropped."""
     samples = [sampled(3), sampled(1), sampled(3), sampled(3)]
     fresh = drop_stale(samples, version=3, max_staleness=1, group_size=2)
     assert (fresh.indexes, fresh.dropped_count) == ([2, 3], 2)
@@ -79,7 +79,7 @@ def test_numbers_out_of_range_are_refused(options):
 
 
 def test_log_probabilities_are_renamed_to_sampler_logps():
-    """The copy has `sampler_logps` instead of `old_logps`, which must exist; the original feature is unchanged."""
+    """The copy has `sampler_logps` in place of `old_logps`, which must exist; the original feature is unchanged."""
     feature = {'input_ids': [1, 2], 'old_logps': [-0.5, 0.0]}
     assert as_sampler_logps(feature) == {'input_ids': [1, 2], 'sampler_logps': [-0.5, 0.0]}
     assert 'old_logps' in feature

@@ -32,7 +32,7 @@ def call(name: str, arguments: Any) -> Any:
 
 
 def test_a_signature_becomes_a_schema():
-    """The schema has the type and description of each parameter, and requires those without a default."""
+    """The schema has the type and description of each parameter; parameters without a default are required."""
     tool = Tool.of(search)
     assert tool.description == 'Find documents.\n\nBest ones first.'
     assert tool.spec['function']['parameters'] == {
@@ -118,7 +118,7 @@ def test_other_values_are_converted_to_json():
     ],
 )
 def test_an_invalid_call_is_answered_with_an_error(name, arguments, failure):
-    """An invalid call returns an error message for the model and does not run the function."""
+    """An invalid call returns an error message to the model and does not run the function."""
     result = ToolManager([search]).call(call(name, arguments))
     assert result.failure is failure
     assert result.message['role'] == 'tool'
@@ -137,7 +137,7 @@ def test_a_function_that_raises_is_answered_with_an_error(error):
 
 
 def test_calls_time_out_and_their_number_is_limited():
-    """A call that times out keeps its thread; while eight threads are occupied, calls fail as BUSY."""
+    """A call that times out still occupies its thread; while eight threads are occupied, further calls fail as BUSY."""
     release = threading.Event()
 
     def hang() -> str:
@@ -156,7 +156,7 @@ def test_calls_time_out_and_their_number_is_limited():
 
 
 def test_a_long_answer_loses_its_middle():
-    """A text that is too long is cut in the middle to the maximum length and marked as cut."""
+    """A text that is too long loses its middle, has the maximum length and is marked as truncated."""
 
     def talk() -> str:
         """Return a long text."""
@@ -170,8 +170,8 @@ def test_a_long_answer_loses_its_middle():
 
 
 @given(text=st.text(max_size=200), max_chars=st.integers(70, 120))
-def test_cutting_never_exceeds_the_limit(text, max_chars):
-    """A cut text fits the limit, and a short text is unchanged."""
+def test_truncated_text_never_exceeds_the_limit(text, max_chars):
+    """A truncated text fits the limit, and a short text is unchanged."""
     assert len(cut_middle(text, max_chars)) <= max_chars
     if len(text) <= max_chars:
         assert cut_middle(text, max_chars) == text
@@ -187,7 +187,7 @@ def test_no_special_token_survives_in_an_answer(pieces):
 
 
 def test_an_unreadable_call_is_answered():
-    """A call that the parser refuses is answered with a message, and the chat continues."""
+    """A call that the parser refuses gets a message as its answer, and the chat continues."""
 
     def parse(text: str) -> list[Any]:
         raise ValueError(text)
@@ -197,7 +197,7 @@ def test_an_unreadable_call_is_answered():
 
 
 def test_the_calls_of_a_last_turn_are_not_run():
-    """A call in the last turn does not run the tool."""
+    """A call in the last turn does not run its tool."""
     ran: list[str] = []
 
     def note(what: str) -> str:

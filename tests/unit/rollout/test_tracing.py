@@ -65,7 +65,7 @@ def test_a_callback_sees_each_rollout_in_order(sampler: ScriptedSampler) -> None
 
 @pytest.mark.parametrize('name', ['trace_callback', 'success_callback'])
 def test_a_callback_that_raises_is_named(sampler: ScriptedSampler, tmp_path: Path, name: str) -> None:
-    """CallbackFailed names the callback and has its error as the cause; an interrupt is not converted."""
+    """CallbackFailed names the callback and has the callback's error as its cause; an interrupt is not converted."""
     failures: list[BaseException] = [LookupError('no'), KeyboardInterrupt()]
 
     def fail(rollout: Rollout) -> None:
@@ -98,7 +98,7 @@ def test_invalid_trace_options_are_refused(sampler: ScriptedSampler, tmp_path: P
 
 
 def test_a_fact_of_the_environment_is_not_overwritten(sampler: ScriptedSampler) -> None:
-    """A success callback raises ValueError if the environment reports a fact of the same name."""
+    """A success callback raises ValueError if the environment already reports a fact with its name."""
 
     class ReportsSuccess:
         """Environment that ends the chat after one turn and reports success."""

@@ -1,4 +1,4 @@
-"""Pauses of the engine that are cancelled."""
+"""Tests of cancelled pauses of the engine."""
 
 import asyncio
 from contextlib import suppress
@@ -16,7 +16,7 @@ OPERATOR = Caller(tenant_id='operator', scopes=frozenset({'operator'}))
 
 @pytest.mark.parametrize('is_paused', [False, True])
 async def test_cancelled_pause_restores_the_earlier_state(*, is_paused: bool) -> None:
-    """A cancelled pause admits requests again unless an earlier pause is still in effect."""
+    """The engine admits requests again after a cancelled pause, unless an earlier pause is in effect."""
     engine = FakeSamplerEngine()
     admission = Admission(engine, slots=1, queue_limit=1)
     control = EngineControl(engine, admission, RunningRequests())

@@ -1,4 +1,4 @@
-"""The engine's thread: a failed step fails only its requests, and a request that nothing reads is aborted."""
+"""The engine's thread: a failed step affects only its requests, and a request without a reader is aborted."""
 
 import asyncio
 from functools import partial
@@ -49,7 +49,7 @@ async def begin(thread: EngineThread, name: str, prompt: list[int], params: Samp
 
 
 async def test_failed_step_fails_its_requests_only(model):
-    """A failed step fails its requests and frees their memory; the engine then serves the next request."""
+    """A failed step fails its requests and frees their memory; then the engine serves the next request."""
     thread = EngineThread(make_engine(FragileModel(model, failing_token=300)), stall_seconds=60)
     try:
         broken = await begin(thread, 'broken', [5, 300], LONG, limit=100)
@@ -65,7 +65,7 @@ async def test_failed_step_fails_its_requests_only(model):
 
 
 async def test_request_without_a_reader_is_aborted(model):
-    """A request without a reader buffers a bounded number of events and is aborted after the stall time."""
+    """A request without a reader buffers a bounded number of events, and is aborted after the stall time."""
     thread = EngineThread(make_engine(model), stall_seconds=0.05)
     try:
         mailbox = await begin(thread, 'it', [5], LONG, limit=3)

@@ -1,6 +1,6 @@
 """Tests of a sampler that follows one full-parameter run, with a fake engine and a fake weight source.
 
-They cover when requests wait, and which version they get.
+The tests cover the waiting times of requests, and the versions that requests get.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _SOME_ITERATIONS = 20
 
 
 class SlowEngine(FakeSamplerEngine):
-    """An engine that replaces its weights only after `gate` is set, and refuses the next `refusals` replacements."""
+    """An engine that replaces its weights only once `gate` is set, and refuses the next `refusals` replacements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SlowEngine(FakeSamplerEngine):
         self.replacement_started = asyncio.Event()
 
     async def replace_base(self, weights: AdapterWeights) -> None:
-        """Replace the base weights after `gate` is set."""
+        """Replace the base weights once `gate` is set."""
         self.attempts.append(weights.version)
         self.replacement_started.set()
         if self.refusals:
@@ -117,8 +117,8 @@ async def test_slow_replacement_runs_once_and_delays_requests(run, engine, sourc
     assert engine.attempts == [1, 2]
 
 
-async def test_long_request_delays_others_for_the_patience_only(engine, source):
-    """Requests wait for at most `patience` and then get the old version, even while other requests end."""
+async def test_long_request_delays_others_for_at_most_the_patience(engine, source):
+    """Requests wait for at most `patience`, even while other requests end, and then get the old version."""
     run = FullParameterRun(engine, source, RUN, patience=timedelta(seconds=1))
     run.start()
     async with run.lease(ALICE, AdapterChoice(adapter_id='full')):
@@ -160,7 +160,7 @@ async def test_request_waits_for_the_version_after_an_unusable_one(run, source):
 
 
 async def test_run_is_followed_again_after_its_stream_ends(engine):
-    """The run is followed again after a stream that ends and after one that fails unexpectedly."""
+    """The run is followed again after a stream ends, and after a stream fails unexpectedly."""
 
     class FailingSource(FakeWeightSource):
         failures: int = 0

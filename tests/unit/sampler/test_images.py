@@ -72,7 +72,7 @@ def test_prompt_chunks_do_not_affect_the_result(folder):
 
 
 def test_the_trainer_computes_the_same_log_probabilities(folder):
-    """The trainer computes the same log-probabilities as the sampler for a turn with images."""
+    """Trainer and sampler compute the same log-probabilities for a turn with images."""
     model = TransformersModel(str(folder))
     model.add_adapter_to_model('default', LoraConfig(r=4))
     sampler = TorchSampler(str(folder))
@@ -101,7 +101,7 @@ def test_inconsistent_media_are_refused(folder, tiny_llama_dir):
 
 
 def test_malformed_media_prompts_are_refused(folder):
-    """Ids, labels and positions with an invalid shape, type or value are refused; `labels` of None is accepted."""
+    """Ids, labels and positions with an invalid shape, type or value are refused; `labels` may be None."""
     template, sampler = Template(str(folder)), TorchSampler(str(folder))
     feature = template.encode(MEDIA_CHAT, add_generation_prompt=True)
     changes = [

@@ -1,4 +1,4 @@
-"""Experts of sampled tokens: the torch engine reports those that computed each token, and a trainer can replay them.
+"""Experts of sampled tokens: the torch engine reports the experts that computed each token; a trainer replays them.
 
 Legend: P tokens of a prompt, N sampled tokens, L layers with experts, A experts per token.
 """
@@ -24,7 +24,7 @@ from twinkle.sampler.engine.routed_experts import record
 
 SHAPE = (CONFIG.num_hidden_layers, CONFIG.num_experts_per_tok)
 PROMPT = list(range(3, 43))
-"""A prompt that is computed in several chunks."""
+"""A prompt that the engine computes in several chunks."""
 PARAMS = SamplingParams(max_tokens=6, seed=1, num_samples=2, ignore_eos=True, return_routed_experts=True)
 
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def model(folder: Path) -> PackedCausalLM:
-    """The mixture."""
+    """The mixture of experts."""
     return PackedCausalLM.load(folder)
 
 
@@ -54,7 +54,7 @@ def sampled(model: PackedCausalLM, params: SamplingParams = PARAMS, **options) -
 
 @torch.inference_mode()
 def recomputed(model: PackedCausalLM, tokens: list[int]) -> np.ndarray:
-    """Return the experts of tokens that are computed one after the other."""
+    """Return the experts of tokens that are computed one at a time."""
     cache, found = KVCache(len(tokens)), []
     for position, token in enumerate(tokens):
         routing = ExpertRouting(model.routing)
@@ -75,7 +75,7 @@ def test_experts_are_those_of_the_computed_tokens(model):
 
 
 def test_request_for_experts_does_not_change_samples(model):
-    """A request for experts, and a request beside it that asks for none, get bitwise the samples of a plain request."""
+    """Requests in one batch, with and without experts, get bitwise the samples of a request without experts."""
     adapter = make_adapter(model, 'a', 0)
     plain = SamplingParams(max_tokens=6, seed=1, num_samples=2, ignore_eos=True)
     alone, none = sampled(model, plain)
@@ -92,7 +92,7 @@ def test_request_for_experts_does_not_change_samples(model):
 
 @pytest.mark.parametrize('delivered', [0, 1, 3])
 def test_continued_sequence_reports_all_experts(model, delivered):
-    """A sequence that another engine began reports bitwise the experts of an uninterrupted one."""
+    """A sequence that another engine began reports bitwise the experts of an uninterrupted sequence."""
     params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True, return_routed_experts=True)
     whole, expected = sampled(model, params)
     so_far = SequenceSoFar(token_ids=tuple(whole.tokens[0][:delivered]))
@@ -102,7 +102,7 @@ def test_continued_sequence_reports_all_experts(model, delivered):
 
 
 def test_continued_sequence_that_had_ended_reports_its_experts(model):
-    """A sequence whose last token was delivered, but not its end, ends with the experts of all its tokens."""
+    """If all tokens of a sequence were delivered but not its end, its end has the experts of all its tokens."""
     whole, expected = sampled(model)
     delivered = [SequenceSoFar(token_ids=tuple(tokens)) for tokens in whole.tokens]
     rest, experts = sampled(model, continued=delivered)
@@ -116,7 +116,7 @@ def test_continued_sequence_that_had_ended_reports_its_experts(model):
 
 
 def test_records_do_not_keep_other_rows_in_memory():
-    """The recorded experts of a request do not share memory with those of other rows of the step."""
+    """The recorded experts of a request share no memory with those of the step's other rows."""
     items = [SimpleNamespace(request=SimpleNamespace(params=PARAMS), experts=[]) for _ in range(2)]
     routing = SimpleNamespace(chosen=lambda count: torch.zeros(count, *SHAPE, dtype=torch.uint8))
     record(items, [range(3), range(3, 4)], routing)
@@ -132,7 +132,7 @@ def test_scored_prompt_reports_its_experts(model):
 
 
 def test_aborted_sequence_reports_no_experts(model):
-    """The end of an aborted sequence contains no experts."""
+    """The end event of an aborted sequence contains no experts."""
     engine = make_engine(model)
     engine.add_request('it', PROMPT, PARAMS)
     for _ in range(5):
@@ -149,7 +149,7 @@ def test_dense_model_refuses_to_report_experts(tiny_llama_dir):
 
 
 def test_trainer_replays_the_experts_of_samples(folder, model):
-    """The experts in a sampler's feature are those that the trainer's pass uses, although its routers differ."""
+    """The trainer's pass uses the experts in a sampler's feature, although the trainer's routers differ."""
     params = {'max_tokens': 5, 'seed': 1, 'ignore_eos': True, 'return_routed_experts': True}
     (response,) = TorchSampler(str(folder), model=model).sample(PROMPT, params)
     feature = response.sequences[0].new_input_feature

@@ -22,7 +22,7 @@ def one_slot(*, queue_limit: int = 10) -> Admission:
 
 
 class Prompt:
-    """A prompt that takes a slot and releases it when the test calls `end`."""
+    """A prompt that takes a slot, and releases it when the test calls `end`."""
 
     def __init__(self, admission: Admission, request: RunningRequest) -> None:
         self.request = request
@@ -49,7 +49,7 @@ async def run_ready_tasks() -> None:
 
 
 async def test_slots_rotate_between_tenants():
-    """A tenant with one prompt does not wait behind all prompts of a tenant that came first."""
+    """A tenant with one prompt does not wait for all prompts of a tenant that came first."""
     admission = one_slot()
     first = [Prompt(admission, request('a')) for _ in range(3)]
     await run_ready_tasks()
@@ -67,7 +67,7 @@ async def test_slots_rotate_between_tenants():
 
 
 async def test_queue_is_bounded_by_tenant():
-    """A full queue of one tenant refuses its next request, but not the requests of other tenants."""
+    """A tenant's full queue refuses the tenant's next request, but no requests of other tenants."""
     admission = one_slot(queue_limit=2)
     prompts = [Prompt(admission, request('a')) for _ in range(3)]
     await run_ready_tasks()
@@ -80,7 +80,7 @@ async def test_queue_is_bounded_by_tenant():
 
 
 async def test_cancelled_prompts_release_their_slots():
-    """No slot is lost when a prompt is cancelled while it waits, runs, or is being granted a slot."""
+    """No slot is lost if a prompt is cancelled while it waits, runs or is being granted a slot."""
     admission = one_slot()
     running, granted, waiting, last = (Prompt(admission, request('a')) for _ in range(4))
     await run_ready_tasks()
@@ -95,8 +95,8 @@ async def test_cancelled_prompts_release_their_slots():
     await admission.wait_idle()
 
 
-async def test_aborted_request_is_admitted_at_once():
-    """The waiting prompts of an aborted request are admitted even if no slot is free, so that they can finish."""
+async def test_aborted_request_is_admitted_immediately():
+    """The waiting prompts of an aborted request are admitted even without a free slot, so that they can finish."""
     admission = one_slot()
     running, aborted = Prompt(admission, request('a')), Prompt(admission, request('a', 'aborted'))
     await run_ready_tasks()
@@ -110,7 +110,7 @@ async def test_aborted_request_is_admitted_at_once():
 
 
 async def test_closed_admission_refuses_new_requests_until_opened():
-    """A closed admission refuses new requests until it is opened, but prompts that already wait get a slot."""
+    """A closed admission refuses new requests until it is opened; prompts that already wait still get a slot."""
     admission = one_slot()
     running, waiting = Prompt(admission, request('a')), Prompt(admission, request('a'))
     await run_ready_tasks()
@@ -127,7 +127,7 @@ async def test_closed_admission_refuses_new_requests_until_opened():
 
 
 async def test_sampler_is_idle_once_no_request_is_served() -> None:
-    """A request without a slot, such as one that fetches its adapter, delays the end of a drain."""
+    """A request without a slot, for example one that fetches its adapter, delays the end of a drain."""
     admission = one_slot()
     unused: Any = None
     replica = Replica('rp-1', FakeSamplerEngine().facts, admission, unused)

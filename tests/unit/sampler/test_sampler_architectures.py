@@ -1,4 +1,4 @@
-"""Unit tests of the torch engine on different kinds of layers: memory, independence of other requests, continuation."""
+"""Unit tests of the torch engine with different kinds of layers: memory, isolation and continuation."""
 
 import random
 from pathlib import Path
@@ -57,7 +57,7 @@ def others_of(model: PackedCausalLM, seed: int) -> dict:
 
 @pytest.mark.parametrize('length', [1, 40, 64, 100])
 def test_memory_of_a_sequence_is_known(model, length):
-    """The cache of a sequence occupies exactly the computed memory and reports the sequence's length."""
+    """The cache of a sequence uses exactly the computed memory and reports the sequence's length."""
     cache = KVCache(length)
     ids = torch.randint(3, 100, (length,), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_memory_for_less_than_one_token_is_refused(model):
 
 
 def test_memory_bounds_the_context():
-    """The context is limited by the memory and by the model, and by the model alone if tokens need no memory."""
+    """Memory and model limit the context; if tokens need no memory, only the model does."""
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=512) == 90
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=50) == 50
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(99, limit=50) == 0
@@ -102,7 +102,7 @@ def test_memory_bounds_the_context():
 
 
 def test_other_requests_leave_samples_bitwise_unchanged(model):
-    """Several samples of a prompt of several chunks are bitwise the same beside any other requests."""
+    """Several samples of a prompt with several chunks are bitwise the same in a batch with any other requests."""
     request = {'it': (LONG, SAMPLED, make_adapter(model, 'own', 0))}
     alone = run_all(make_engine(model), request)['it']
     assert len({tuple(tokens) for tokens in alone.tokens}) > 1
@@ -114,8 +114,8 @@ def test_other_requests_leave_samples_bitwise_unchanged(model):
 
 
 @pytest.mark.parametrize('delivered', [1, 3, 5])
-def test_continued_samples_beside_others_equal_the_uninterrupted_ones(model, delivered):
-    """An engine that continues the samples of another one, beside other requests, gives bitwise the same tokens."""
+def test_continued_samples_equal_uninterrupted_samples(model, delivered):
+    """An engine that continues another engine's samples, beside other requests, gives bitwise the same tokens."""
     adapter = make_adapter(model, 'own', 0)
     whole = run_all(make_engine(model), {'it': (LONG, SAMPLED, adapter)})['it']
     engine = make_engine(model)

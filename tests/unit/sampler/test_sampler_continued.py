@@ -1,4 +1,4 @@
-"""Unit tests of sequences that another engine started: the torch engine continues them bitwise identically."""
+"""Unit tests of sequences that another engine started: the torch engine continues them with bitwise equal results."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class RunFactory:
 
 
 class InterruptedRun:
-    """A complete run, and the part of it that a reader has when it is interrupted."""
+    """A complete run, and the part of it that a reader has received at an interruption."""
 
     def __init__(self, engine: SamplerEngine, prompt: list[int], params: SamplingParams, adapter: EngineAdapter | None):
         self.params, self.prompt, self.adapter = params, prompt, adapter
@@ -69,7 +69,7 @@ class InterruptedRun:
                 self.events.append(event)
 
     def continue_on(self, engine: SamplerEngine, delivered: int) -> tuple[Gathered, Gathered]:
-        """Return the results of the first `delivered` events, and the results of another engine after them."""
+        """Return the results of the first `delivered` events, and another engine's results after these events."""
         before, after = (Gathered(self.params.num_samples) for _ in range(2))
         for event in self.events[:delivered]:
             before.take(event)
@@ -122,7 +122,7 @@ def test_continued_run_equals_the_uninterrupted_one(run_factory, prompt, given_p
 
 
 def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, adapter):
-    """An interrupted run continues identically in a small engine, and a request beside it is not affected."""
+    """An interrupted run continues identically in a small engine; a request in the same batch is not affected."""
     params = SamplingParams(max_tokens=9, seed=3, num_samples=2, ignore_eos=True)
     other = SamplingParams(max_tokens=12, ignore_eos=True, seed=9)
     run = InterruptedRun(make_engine(model, tokenizer), LONG, params, adapter)
@@ -147,7 +147,7 @@ def test_continued_runs_are_not_affected_by_other_requests(model, tokenizer, ada
 
 
 def test_a_missing_end_is_reported(model, tokenizer):
-    """If all tokens of a sequence were delivered, but not its final event, only the final event is yielded."""
+    """If all tokens of a sequence were delivered but not its final event, only the final event is yielded."""
     params = SamplingParams(max_tokens=5, seed=3, ignore_eos=True)
     run = InterruptedRun(make_engine(model, tokenizer), PROMPTS[0], params, None)
     engine, after = make_engine(model, tokenizer), Gathered()

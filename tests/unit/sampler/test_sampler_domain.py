@@ -1,4 +1,4 @@
-"""Rules of the sampler service: fair queueing, eviction of versions, and lookup of running requests."""
+"""Rules of the sampler service: fair queues, eviction of versions, and lookup of running requests."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ FACTS = EngineFacts(
 
 
 def test_experts_are_limited_by_their_size() -> None:
-    """A request for experts is refused by name if the engine cannot report them, or if they are too large."""
+    """The error for a request for experts names it, if the engine cannot report experts or they are too large."""
     params = SamplingParams(max_tokens=1, num_samples=2, return_routed_experts=True)
     with pytest.raises(InvalidField, match=r'is_routed_experts_returned.*torch engine'):
         check_fits(2, params, FACTS)
@@ -43,7 +43,7 @@ def resident(version: VersionKey) -> ResidentVersion:
 
 @given(st.lists(st.sampled_from('abc'), max_size=30))
 def test_tenants_take_turns_and_items_keep_their_order(arrivals):
-    """Items of a tenant keep their order, and no other tenant is served twice between two of them."""
+    """Items of a tenant keep their order; between two of them, no other tenant is served twice."""
     queue = FairQueue[tuple[str, int]]()
     for position, tenant in enumerate(arrivals):
         queue.push(tenant, (tenant, position))
@@ -71,7 +71,7 @@ def test_discarded_item_is_not_popped():
 
 
 def test_least_recently_used_version_is_evicted_first():
-    """The least recently used version is evicted first, and only one is evicted to make space for one."""
+    """The least recently used version is evicted first, and only as many as needed are evicted."""
     residency = Residency(2)
     for name in ('a', 'b'):
         assert residency.evict_for() == []
@@ -117,7 +117,7 @@ def test_tenants_see_their_own_versions():
 
 
 def test_replaced_checkpoint_is_another_key():
-    """Two checkpoints saved under one path have different keys."""
+    """Two checkpoints that were saved with one path have different keys."""
     first, second = (CheckpointFacts(path='p', digest=digest, step_count=0) for digest in 'ab')
     assert first.version_key('alice') != second.version_key('alice')
     assert first.version_key('alice').version == 1
@@ -150,7 +150,7 @@ def test_requests_are_found_only_by_their_tenant():
     ],
 )
 def test_prompt_beyond_the_context_is_refused(prompt_tokens, params, error):
-    """A prompt that exceeds the context with its new tokens, or an unreachable `min_tokens`, is refused."""
+    """A prompt is refused if it and its new tokens exceed the context, or if `min_tokens` is unreachable."""
     if error is None:
         check_fits(prompt_tokens, SamplingParams(**params), FACTS)
     else:
@@ -170,7 +170,7 @@ def test_prompt_beyond_the_context_is_refused(prompt_tokens, params, error):
     ],
 )
 def test_probe_that_does_not_fit_a_prompt_is_refused(prompt_tokens, probe, field):
-    """A probe is refused if its rows, its tokens or the number of drawn tokens do not fit the prompt and the model."""
+    """A probe is refused if its rows, tokens or number of drawn tokens do not fit the prompt and the model."""
     facts, params = replace(FACTS, context_tokens=1024), SamplingParams(max_tokens=1, prompt_probe=probe)
     if not field:
         check_fits(prompt_tokens, params, facts)

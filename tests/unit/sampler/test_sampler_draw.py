@@ -1,4 +1,4 @@
-"""Unit tests of sampling a token: repeatability, distribution, filters and penalties."""
+"""Unit tests of how a token is sampled: repeatability, distribution, filters and penalties."""
 
 import math
 
@@ -57,13 +57,13 @@ def test_smallest_valid_parameters_are_stable(tiny: float):
 
 
 def test_top_k_keeps_exactly_k_even_with_ties():
-    """Tokens 2 and 4 tie for third place; the earlier one is kept."""
+    """Tokens 2 and 4 tie for third place, and the one with the lower id is kept."""
     assert drawn_tokens(top_k=3) == {0, 1, 2}
     assert drawn_tokens(top_k=1) == {0}
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """The most likely tokens are kept, up to the one with which their total probability reaches `top_p`."""
+    """The most likely tokens are kept until their total probability reaches `top_p`."""
     probs = torch.softmax(LOGITS, 0)
     assert drawn_tokens(top_p=float(probs[0]) - 1e-3) == {0}
     assert drawn_tokens(top_p=float(probs[0]) + 1e-3) == {0, 1}
@@ -72,7 +72,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 @given(logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40), top_p=st.floats(0.01, 0.999))
 def test_top_p_equals_a_full_sort(logits, top_p):
-    """Dropping unlikely tokens before sorting does not change the set of kept tokens."""
+    """Unlikely tokens can be dropped before sorting without a change of the kept tokens."""
     row = torch.tensor(logits)
     probs, order = torch.softmax(row.double(), 0).sort(descending=True, stable=True)
     size = int(torch.searchsorted(probs.cumsum(0), top_p)) + 1
@@ -82,7 +82,7 @@ def test_top_p_equals_a_full_sort(logits, top_p):
 
 
 def test_top_p_applies_after_top_k():
-    """The probabilities are renormalized after top_k and before top_p."""
+    """Probabilities are renormalized after top_k and before top_p."""
     first_of_two = math.exp(2) / (math.exp(2) + math.exp(1))
     assert drawn_tokens(top_k=2, top_p=first_of_two - 1e-3) == {0}
     assert drawn_tokens(top_k=2, top_p=first_of_two + 1e-3) == {0, 1}
@@ -123,7 +123,7 @@ def test_min_p_is_relative_to_the_most_likely_token():
 
 
 def test_penalties_count_the_new_tokens():
-    """The presence penalty is subtracted once, the frequency penalty per occurrence, ignoring the prompt."""
+    """The presence penalty is subtracted once, the frequency penalty per occurrence; the prompt does not count."""
     assert draw(0.0, temperature=0.0, present=(0, 0), presence_penalty=2.0, frequency_penalty=2.0) == 0
     assert draw(0.0, temperature=0.0, sampled=(0,), presence_penalty=0.9) == 0
     assert draw(0.0, temperature=0.0, sampled=(0,), presence_penalty=1.1) == 1
@@ -138,7 +138,7 @@ def test_penalties_count_the_new_tokens():
     frequency=st.floats(-2, 2, width=32),
 )
 def test_penalties_equal_their_definition(sampled, presence, frequency):
-    """The sampled token equals that of logits penalized one token at a time."""
+    """The sampled token equals that of logits which are penalized one token at a time."""
     changed = LOGITS.clone()
     for token in set(sampled):
         changed[token] -= frequency * sampled.count(token) + presence

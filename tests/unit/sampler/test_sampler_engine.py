@@ -60,7 +60,7 @@ def generate(oracle: torch.nn.Module, prompt: list[int], max_new_tokens: int, **
 
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir'])
 def test_greedy_equals_generate(family, request):
-    """A batch of prompts gives the same tokens as transformers for each prompt separately."""
+    """A batch of prompts gives the tokens that transformers generates for each prompt separately."""
     folder = request.getfixturevalue(family)
     oracle = AutoModelForCausalLM.from_pretrained(folder)
     params = SamplingParams(max_tokens=24, temperature=0)
@@ -71,7 +71,7 @@ def test_greedy_equals_generate(family, request):
 
 
 def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
-    """A request with an adapter, batched with base requests, gives PEFT's tokens."""
+    """A request with an adapter, in a batch with base requests, gives PEFT's tokens."""
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules='all-linear', task_type='CAUSAL_LM')
     oracle = build_peft_model(tiny_llama_dir, config, adapters[1].weights.peft_state()).eval()
     params = SamplingParams(max_tokens=24, temperature=0)
@@ -83,7 +83,7 @@ def test_greedy_with_adapter_equals_peft(engine, adapters, tiny_llama_dir):
 
 
 def test_repetition_penalty_equals_generate(engine, tiny_llama_dir):
-    """The repetition penalty applies to prompt and new tokens, like in transformers."""
+    """The repetition penalty counts prompt and new tokens, as in transformers."""
     oracle = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
     result = run_one(engine, PROMPTS[0], max_tokens=20, temperature=0, repetition_penalty=1.3)
     assert result.tokens[0] == generate(oracle, PROMPTS[0], 20, repetition_penalty=1.3)
@@ -111,7 +111,7 @@ def test_other_requests_do_not_affect_a_sample(model, adapters):
 
 
 def test_seed_repeats_and_samples_differ(engine):
-    """The same seed gives the same samples, while the samples of one request and of other seeds differ."""
+    """The same seed gives the same samples. The samples of one request differ, and so do those of other seeds."""
     first, repeated = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
     other = run_one(engine, PROMPTS[0], max_tokens=12, seed=6, num_samples=3)
     assert first.tokens == repeated.tokens
@@ -129,7 +129,7 @@ def test_splitting_samples_into_groups_does_not_change_them(model):
 
 
 def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
-    """Log-probabilities of prompt and completion are those of the model, before temperature and filters."""
+    """Log-probabilities of prompt and completion are the model's, before temperature and filters."""
     prompt = PROMPTS[3]
     result = run_one(engine, prompt, max_tokens=10, temperature=0.6, top_k=5, seed=1, logprobs=3, prompt_logprobs=2)
     tokens = result.tokens[0]
@@ -155,7 +155,7 @@ def test_no_new_tokens_gives_prompt_logprobs_only(engine):
 
 
 def test_spans_name_the_version_of_every_token(engine, adapters):
-    """One span with the adapter's version covers all tokens, and the base model is version 0."""
+    """One span with the adapter's version covers all tokens; the base model has version 0."""
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     results = run_all(engine, {'b': (PROMPTS[0], params, adapters[2]), 'base': (PROMPTS[0], params, None)})
     for name, version in (('b', adapters[2].version), ('base', 0)):
@@ -174,8 +174,8 @@ def test_stop_token_ends_after_min_tokens(engine):
     assert stop not in late.tokens[0][:8]
 
 
-def test_stop_string_ends_and_is_cut(engine, tokenizer):
-    """The text ends before the stop string, and the tokens end with the one that completed it."""
+def test_stop_string_ends_the_text(engine, tokenizer):
+    """The text ends before the stop string, and the last token is the one that completes the stop string."""
     unstopped = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     text = unstopped.texts[0]
     index = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])
@@ -186,7 +186,7 @@ def test_stop_string_ends_and_is_cut(engine, tokenizer):
     assert stop in tokenizer.decode(result.tokens[0])
 
 
-def test_context_ends_a_sequence_without_max_tokens(model):
+def test_context_length_ends_a_sequence_without_max_tokens(model):
     """A sequence without max_tokens ends at the context length."""
     engine = make_engine(model, max_model_len=20)
     result = run_one(engine, PROMPTS[0], temperature=0, ignore_eos=True)
@@ -201,7 +201,7 @@ def test_context_ends_a_sequence_without_max_tokens(model):
     )
 )
 def test_joining_and_leaving_requests_do_not_affect_others(model, adapters, plan):
-    """Requests added and aborted between steps do not change the results of the others."""
+    """Requests that are added and aborted between steps do not change other requests' results."""
     engine = make_engine(model, max_sequences=4)
     results: dict[str, Gathered] = {}
     requests = {}

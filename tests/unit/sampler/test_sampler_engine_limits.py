@@ -44,7 +44,7 @@ def engine(model: PackedCausalLM, tiny_llama_dir: Path) -> SamplerEngine:
     ],
 )
 def test_bad_requests_change_nothing(engine, prompt, params, error):
-    """An invalid request is refused before any work is done."""
+    """An invalid request is refused before any work."""
     with pytest.raises(error):
         engine.add_request('it', prompt, SamplingParams(**params))
     assert engine.is_idle
@@ -64,7 +64,7 @@ def test_stop_strings_need_a_tokenizer(model):
 
 
 def test_abort_frees_memory_immediately(engine):
-    """Aborting a waiting, prefilling or running request frees its memory and ends each open sequence once."""
+    """Aborting a waiting, prefilling or running request frees its memory, and ends each unfinished sequence once."""
     params = SamplingParams(max_tokens=20, num_samples=4, ignore_eos=True)
     for name in ('running', 'second', 'waiting'):
         engine.add_request(name, PROMPTS[3], params)
@@ -92,7 +92,7 @@ def test_a_duplicate_request_id_is_refused(engine):
 
 
 def test_parked_request_waits_and_resumes_unchanged(model):
-    """Parking stops only the parked request, and its result is the same after it resumes."""
+    """Parking stops only the parked request, whose result is the same after it resumes."""
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     expected = run_one(make_engine(model), PROMPTS[0], max_tokens=8, seed=1, ignore_eos=True).tokens
     engine = make_engine(model)

@@ -1,4 +1,4 @@
-"""Training features made from samples are the same for the library sampler and for the sampler service."""
+"""Training features from samples are the same for the library's sampler and for the sampler service."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def sampler(tiny_llama_dir: Path) -> TorchSampler:
 
 
 def converted_by_the_service(response: SampleResponse, prompt: Any) -> SampleResponse:
-    """Return the response as a client would receive it from a service that sampled the same tokens."""
+    """Return the response that a client would receive from a service that sampled the same tokens."""
     completed = CompletedPrompt(
         prompt_index=0,
         prompt=PromptComputed(token_ids=tuple(response.prompt_token_ids)),
@@ -74,7 +74,7 @@ def test_features_are_the_same_from_both(sampler, prompt):
 
 
 def test_second_turn_keeps_the_feature_of_the_first_turn(sampler):
-    """A feature that is sampled from again keeps the first turn's tokens, labels and log-probabilities."""
+    """A feature that is sampled from a second time keeps the first turn's tokens, labels and log-probabilities."""
     first = sampler.sample([[5, 6, 7]], PARAMS)[0].sequences[0]
     (response,) = sampler.sample([first.new_input_feature], PARAMS)
     (second,) = response.sequences
@@ -88,7 +88,7 @@ def test_second_turn_keeps_the_feature_of_the_first_turn(sampler):
 
 
 def test_logprobs_can_be_passed_to_the_trainer(sampler):
-    """Passing `logprobs` as `old_logps` gives the same message as the feature's log-probabilities."""
+    """`logprobs` as the argument `old_logps` gives the same message as the feature's log-probabilities."""
     (response,) = sampler.sample([CHAT], PARAMS)
     (sequence,) = converted_by_the_service(response, CHAT).sequences
     own = features_to_proto([sequence.new_input_feature])

@@ -1,4 +1,4 @@
-"""A sampler's membership over fake gateways: it reports, follows instructions, registers again, and drains."""
+"""A sampler's membership with fake gateways: it reports, follows instructions, registers again and drains."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -15,7 +15,7 @@ LEASE = timedelta(seconds=0.3)
 
 
 class FakeGateway:
-    """Fake `ports.FleetGateway` whose responses a test sets."""
+    """Fake `ports.FleetGateway`; a test sets its responses."""
 
     address = 'gateway:1'
 
@@ -54,7 +54,7 @@ class FakeGateway:
 
 
 class Sampler:
-    """A sampler that a membership reports on and configures."""
+    """A sampler whose state a membership reports, and which the membership configures."""
 
     def __init__(self, *gateways: FakeGateway) -> None:
         self.checkpoints: list[str] = []
@@ -105,7 +105,7 @@ async def test_reports_come_before_the_lease_ends_and_on_changes(gateway):
     await sampler.membership.close()
 
 
-async def test_unforeseen_error_does_not_end_the_membership(gateway):
+async def test_unexpected_error_does_not_end_the_membership(gateway):
     """A report that fails once delays the registration but does not prevent it."""
     errors = [ValueError('no such field')]
 
@@ -124,7 +124,7 @@ async def test_unforeseen_error_does_not_end_the_membership(gateway):
 
 
 async def test_lost_lease_is_renewed(gateway):
-    """The replica registers again after an unreachable gateway and after a broken stream."""
+    """The replica registers again if a gateway was unreachable, and if its stream broke."""
     gateway.is_unreachable = True
     sampler = Sampler(gateway)
     sampler.membership.start()
@@ -154,7 +154,7 @@ async def test_drained_sampler_finishes_before_it_leaves(gateway):
 
 
 async def test_gateways_are_notified_before_the_stop(gateway):
-    """Every reachable gateway gets a draining report before the block ends; unreachable ones cause no wait."""
+    """Every reachable gateway gets a draining report before the block ends; unreachable gateways cause no wait."""
     unreachable = FakeGateway()
     unreachable.is_unreachable = True
     sampler = Sampler(gateway, unreachable)
@@ -190,7 +190,7 @@ async def test_drain_does_not_wait_for_a_gateway_that_stops_first():
 
 
 async def test_reports_of_an_ended_lease_are_closed(gateway):
-    """The report generator of an ended lease is closed, so that only the next lease consumes changes."""
+    """The report generator of an ended lease is closed, so that only the next lease receives changes."""
 
     class DrainingGateway(FakeGateway):
         """A gateway that stops reading after the first report."""

@@ -1,4 +1,4 @@
-"""Sampling parameters from the client through the contract into the sampler: values arrive unchanged."""
+"""Sampling parameters arrive in the sampler unchanged, from the client through the contract."""
 
 import numpy as np
 import pytest
@@ -117,14 +117,14 @@ def probe_of(array=None, draw_count=0):
     ],
 )
 def test_values_out_of_range_are_named(fields, path):
-    """A parameter out of range is refused with its field path."""
+    """The error for a parameter out of range has its field path."""
     with pytest.raises(InvalidField) as caught:
         params_from_proto(sampling_pb2.SamplingParams(**fields))
     assert caught.value.field == path
 
 
 def test_forms_may_be_given_as_mappings():
-    """A structured output given as a dict is converted, and mistakes in it are refused."""
+    """A dict that describes structured output is converted, and mistakes in the dict are refused."""
     params = SamplingParams.from_dict({'structured_output': {'choices': ['a', 'b']}})
     assert params.structured_output == StructuredOutput(choices=('a', 'b'))
     for invalid in ({'regexp': 'a'}, {}, {'regex': 'a', 'grammar': 'b'}):

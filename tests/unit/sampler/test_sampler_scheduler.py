@@ -13,7 +13,7 @@ LIMITS = SchedulerLimits(max_sequences=4, max_step_rows=12, prefill_chunk_rows=8
 
 
 def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens: int) -> SampleGroup:
-    """Return a group with the given sizes, whose caches need one byte per token."""
+    """Return a group of sequences with the given sizes; their caches need one byte per token."""
     request = EngineRequest(request_id=name, prompt_token_ids=(1,) * prompt_length, params=SamplingParams())
     return SampleGroup(
         request=request,
@@ -25,7 +25,7 @@ def make_group(name: str, prompt_length: int, sample_count: int, max_new_tokens:
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """Execute one planned step like the engine; return `(request_id, rows)` of the computed rows."""
+    """Execute one planned step as the engine does; return `(request_id, rows)` of the computed rows."""
     plan = scheduler.schedule()
     assert plan.row_count <= scheduler.limits.max_step_rows
     done = [(sequence.group.request.request_id, 1) for sequence in plan.decodes]
@@ -40,7 +40,7 @@ def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
 
 
 def start(scheduler: Scheduler, group: SampleGroup) -> None:
-    """Add the first token of each sample of a computed group."""
+    """Add the first token of each sample to a computed group."""
     count = group.sample_count if group.max_new_tokens else 0
     sequences = [Sequence(group=group, index=i, cache=None, rules=None, stop_detector=None) for i in range(count)]
     scheduler.start(group, sequences)
@@ -89,7 +89,7 @@ def test_limits_hold_and_all_requests_finish(arrivals, leaving):
 
 
 def test_groups_are_admitted_in_order_of_arrival():
-    """A small group does not overtake a large one that waits for memory."""
+    """A small group does not overtake a large group that waits for memory."""
     scheduler = Scheduler(LIMITS)
     scheduler.add(make_group('first', 10, 3, 10))
     scheduler.add(make_group('large', 20, 2, 10))
@@ -130,6 +130,6 @@ def test_parked_sequences_keep_their_memory_and_are_not_computed():
 
 
 def test_limits_that_starve_prompts_are_refused():
-    """Limits that leave too few rows for a prompt chunk while all sequences run raise ValueError."""
+    """Limits raise ValueError if they leave too few rows for a prompt chunk while all sequences run."""
     with pytest.raises(ValueError, match='max_step_rows'):
         SchedulerLimits(max_sequences=8, max_step_rows=10, prefill_chunk_rows=4, cache_budget_bytes=64)

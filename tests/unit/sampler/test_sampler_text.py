@@ -33,7 +33,7 @@ TOKENIZER = byte_tokenizer()
 
 
 def detector(max_tokens: int = 100, eos: int = EOS, **params) -> StopDetector:
-    """Return the stop detector of one sequence."""
+    """Return the stop detector of a sequence."""
     rules = StopRules.of(SamplingParams(**params), eos_token_ids=frozenset({eos}), max_new_tokens=max_tokens)
     return StopDetector(rules, IncrementalDetokenizer(TOKENIZER))
 
@@ -51,7 +51,7 @@ def feed(detector: StopDetector, text: str, *more: int) -> tuple[list[str], Stop
 
 @given(text=st.text(max_size=40))
 def test_pieces_add_up_and_never_split_a_character(text):
-    """The pieces of text add up to the text of all tokens, and no piece contains half a character."""
+    """The pieces of text add up to the text of all tokens, and no piece ends inside a character."""
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in TOKENIZER.encode(text).ids]
     assert ''.join(pieces) + detokenizer.flush() == text
@@ -60,7 +60,7 @@ def test_pieces_add_up_and_never_split_a_character(text):
 
 @given(ids=st.lists(st.integers(0, 256), max_size=60))
 def test_pieces_of_any_bytes_add_up(ids):
-    """Bytes that are not valid text give the same result token by token as in a single call."""
+    """Bytes that are not valid text give the same result token by token and in a single call."""
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in ids]
     assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)
@@ -68,7 +68,7 @@ def test_pieces_of_any_bytes_add_up(ids):
 
 @given(ids=st.lists(st.integers(0, 2), max_size=12))
 def test_spaces_between_words_are_kept(ids):
-    """A decoder that strips leading spaces strips only the one at the beginning of the text."""
+    """A decoder that strips leading spaces strips only the space at the beginning of the text."""
     tokenizer = metaspace_tokenizer()
     detokenizer = IncrementalDetokenizer(tokenizer)
     assert ''.join(detokenizer.push(token) for token in ids) + detokenizer.flush() == tokenizer.decode(ids)
@@ -96,13 +96,13 @@ def test_stop_string_across_tokens_is_removed():
 
 
 def test_partial_stop_string_is_released():
-    """Text that starts like a stop string is reported when it turns out not to be one."""
+    """Text that starts like a stop string is reported once it cannot become a stop string."""
     pieces, reason, _ = feed(detector(stop=['abcd', 'cx']), 'abce')
     assert (''.join(pieces), reason) == ('abce', None)
 
 
 def test_earliest_of_several_stop_strings_is_used():
-    """If several stop strings end with the same token, the text ends before the one that begins first."""
+    """If several stop strings end with the same token, the text ends before the stop string that begins first."""
     pieces, reason, _ = feed(detector(stop=['bcd', 'cd']), 'abcd')
     assert (''.join(pieces), reason) == ('a', StopReason.STOP)
 
@@ -114,7 +114,7 @@ def test_limit_releases_withheld_text():
 
 
 def test_stops_count_only_after_min_tokens():
-    """A stop within the first min_tokens is ignored, and a later one ends the sequence."""
+    """A stop within the first min_tokens tokens is ignored; a later stop ends the sequence."""
     pieces, reason, count = feed(detector(stop='b', min_tokens=2), 'abab')
     assert (''.join(pieces), reason, count) == ('aba', StopReason.STOP, 4)
     rules = StopRules.of(SamplingParams(min_tokens=2), eos_token_ids=frozenset({EOS}), max_new_tokens=9)

@@ -1,4 +1,4 @@
-"""The version store over fakes: waiting, loading once, evicting idle versions, and never serving a wrong version."""
+"""The version store with fakes: waiting, one load per version, eviction of idle versions, and no wrong versions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from twinkle.data_format import TensorData
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
-"""Wait time of a request that does not wait."""
+"""Waiting time of a request that does not wait."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_many_leases_load_a_version_once(store, source, engine):
 
 
 async def test_evicted_version_is_fetched_again(store, source, engine):
-    """A skipped version is fetched on request; an evicted one that the source no longer has is not found."""
+    """A skipped version is fetched on request; an evicted version that the source no longer has is not found."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 3
@@ -81,7 +81,7 @@ async def test_evicted_version_is_fetched_again(store, source, engine):
 
 
 async def test_latest_is_never_an_older_resident_version(store, source):
-    """If the newest version was evicted while an older one is in use, the newest is fetched again."""
+    """If the newest version was evicted while an older version is in use, the newest version is fetched again."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
         source.publish('alice', lora_weights(2))
@@ -92,7 +92,7 @@ async def test_latest_is_never_an_older_resident_version(store, source):
 
 
 async def test_full_store_waits_for_a_lease_to_end(store, source):
-    """A new version is loaded when a lease ends if all versions are in use."""
+    """If all versions are in use, a new version is loaded once a lease ends."""
     for name in ('a', 'b', 'c'):
         source.publish('alice', lora_weights(1, adapter_id=name))
     async with store.lease(ALICE, AdapterChoice(adapter_id='a')):
@@ -144,7 +144,7 @@ async def test_unload_keeps_versions_in_use(store, source, engine):
 
 
 async def test_cancelled_wait_does_not_count_as_a_use(store, source):
-    """A cancelled wait does not count as a use of any version."""
+    """A cancelled wait does not count as use of a version."""
     source.publish('alice', lora_weights(1))
     waiting = asyncio.create_task(version_of(store, at_least=5))
     assert await version_of(store) == 1
@@ -154,7 +154,7 @@ async def test_cancelled_wait_does_not_count_as_a_use(store, source):
 
 
 async def test_newest_without_capacity_does_not_satisfy_a_later_version(store, source):
-    """A request for version 3 or newer is not satisfied by version 2, which had to wait for capacity."""
+    """A request for version 3 or newer does not get version 2, for which another request waited."""
     source.publish('alice', lora_weights(1))
     source.publish('alice', lora_weights(1, adapter_id='ad-2'))
     async with (
@@ -218,7 +218,7 @@ async def test_few_adapters_are_followed_at_once(source, engine):
 
 
 async def test_fetch_without_a_waiter_is_dropped(source, engine):
-    """A version whose fetch no request awaited, because there was no capacity, can be leased later."""
+    """If a fetch has no waiting request because there was no capacity, its version can be leased later."""
     store = AdapterVersions(engine, source, Retention(max_versions=1))
     for version in (1, 2):
         source.publish('alice', lora_weights(version))

@@ -40,7 +40,7 @@ def adapter_dir(tiny_llama_dir: Path, tmp_path: Path) -> Path:
 
 
 def test_chats_features_and_tokens_are_equivalent(sampler):
-    """A chat, its feature and its tokens give the same completion, and the results are in input order."""
+    """A chat, its feature and its tokens give the same completion; results are in input order."""
     feature = sampler.encode_trajectory(CHAT)
     tokens = [int(token) for token in feature['input_ids']]
     by_chat, by_feature, by_tokens, other = sampler.sample([CHAT, feature, tokens, [9]], GREEDY)
@@ -90,7 +90,7 @@ def test_unknown_adapter_is_refused(sampler):
 
 
 def test_no_new_tokens_scores_the_prompt(sampler):
-    """A call with max_tokens 0 returns the prompt's log-probabilities even if `prompt_logprobs` is unset."""
+    """A call with max_tokens 0 returns the prompt's log-probabilities even without `prompt_logprobs`."""
     (response,) = sampler.sample([5, 6, 7], SamplingParams(max_tokens=0))
     assert response.sequences[0].tokens == []
     assert response.prompt_logprobs[0] is None
@@ -98,7 +98,7 @@ def test_no_new_tokens_scores_the_prompt(sampler):
 
 
 def test_refused_batch_leaves_the_sampler_usable(sampler):
-    """One invalid input refuses the complete batch, and the sampler remains usable."""
+    """One invalid input refuses the whole batch, and the sampler remains usable."""
     with pytest.raises(ContextExceeded):
         sampler.sample([[5], [1] * 600], SamplingParams(max_tokens=3))
     with pytest.raises(InvalidSamplingParams):
@@ -109,7 +109,7 @@ def test_refused_batch_leaves_the_sampler_usable(sampler):
 
 
 def test_stream_equals_sample_and_can_be_closed_early(sampler):
-    """A stream gives the tokens of `sample` one by one, and closing it early frees the request."""
+    """A stream gives the tokens of `sample` one at a time; closing it early frees the request."""
     expected = sampler.sample([5, 6], GREEDY)[0].sequences[0]
     events = list(sampler.sample_stream([5, 6], GREEDY))
     assert [token for event in events for token in event.tokens] == expected.tokens

@@ -1,4 +1,4 @@
-"""The version store with cancelled callers: fetches and changes that have started are completed or reported later."""
+"""The version store with cancelled callers: fetches and changes that have started complete or are reported later."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ from services.sampler.domain.errors import VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
-"""Wait time of a request that does not wait."""
+"""Waiting time of a request that does not wait."""
 _MAX_ITERATIONS = 200
 """Iterations of the event loop after which all fakes have finished."""
 
@@ -89,7 +89,7 @@ async def version_of(store: AdapterVersions, adapter_id: str = 'ad-1', **choice)
 
 
 async def retry_version(store: AdapterVersions, **choice) -> int:
-    """Request a lease until it is granted after one or more retryable refusals; return its version."""
+    """Request a lease again after each retryable refusal, at least once, until it is granted; return its version."""
     refusals: list[VersionNotReady] = []
     for _ in range(_MAX_ITERATIONS):
         try:
@@ -106,7 +106,7 @@ async def retry_version(store: AdapterVersions, **choice) -> int:
 
 
 async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, source):
-    """A fetch started by a call that does not wait continues, and a later call finds the version."""
+    """A fetch that a non-waiting call starts continues, and a later call finds the version."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
         assert await version_of(store, at_least=version) == version
@@ -116,7 +116,7 @@ async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, sou
 
 
 async def test_call_that_does_not_wait_finds_a_checkpoint_later(store, source):
-    """A call that does not wait still looks up the checkpoint, and a later call finds it."""
+    """A non-waiting call still looks up the checkpoint, and a later call finds it."""
     path = 'twinkle://run/weights/step-1'
     facts = CheckpointFacts(path=path, digest='d', step_count=7)
     source.checkpoints['alice', path] = (facts, lora_weights(0))
@@ -152,7 +152,7 @@ async def test_fetches_without_a_waiter_are_bounded(store, source):
 
 @pytest.mark.parametrize('cancelled', ['follower', 'unload'])
 async def test_cancelled_change_leaves_engine_and_store_consistent(engine, source, cancelled):
-    """A change that is cancelled between two evictions is finished, so that engine and store stay consistent."""
+    """A change that is cancelled between two evictions completes, so that engine and store stay consistent."""
     size = lora_weights(1).size_bytes
     store = AdapterVersions(engine, source, Retention(max_bytes=2 * size))
     for name in ('a', 'b'):

@@ -1,4 +1,4 @@
-"""LoRA in vLLM's layers on a CPU: each row gets the update of its adapter, for any rank, part and number of rows."""
+"""LoRA in vLLM's layers on a CPU: each row gets its adapter's update, for any rank, part and number of rows."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ class Wrapper:
 def stacks(
     *ranks: int, dtype: torch.dtype = torch.float32
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Return random factors of a slot per rank; further rows and columns are 0, as in vLLM's stacks."""
+    """Return random factors, with one slot per rank; unused rows and columns are 0, as in vLLM's stacks."""
     generator = torch.Generator().manual_seed(0)
     a = tuple(torch.randn(len(ranks), 1, MAX_RANK, INPUTS, generator=generator).to(dtype) for _ in WIDTHS)
     b = tuple(torch.randn(len(ranks), 1, width, MAX_RANK, generator=generator).to(dtype) for width in WIDTHS)
@@ -52,7 +52,7 @@ def expected_of(y, x, slots, a, b):
 
 
 def test_rows_of_the_base_model_are_in_no_group():
-    """Each adapter gets its rows, contiguous or not, and rows with slot -1 belong to no adapter."""
+    """Each adapter gets its rows, contiguous or not; rows with slot -1 belong to no adapter."""
     groups = {slot: (count, rows) for slot, count, rows in adapter_rows(torch.tensor([-1, 2, 2, 0, -1, 0]))}
     assert groups.keys() == {0, 2}
     assert groups[2] == (2, slice(1, 3))
@@ -65,7 +65,7 @@ def test_rows_of_the_base_model_are_in_no_group():
     'slots', [[1, -1, 0, 1, -1], [0], [2] * 7 + [-1], [0] * FEW_ROWS + [1], [0, 1, -1] * (FEW_ROWS + 1)]
 )
 def test_each_row_gets_the_update_of_its_adapter(slots: list[int], dtype: torch.dtype):
-    """Rows get the updates that a computation in float64 gives, and rows of the base model are bitwise unchanged."""
+    """Rows get the updates of a float64 computation, and rows of the base model are bitwise unchanged."""
     a, b = stacks(1, 3, MAX_RANK, dtype=dtype)
     slots_T = torch.tensor(slots)
     generator = torch.Generator().manual_seed(1)
@@ -83,7 +83,7 @@ def test_each_row_gets_the_update_of_its_adapter(slots: list[int], dtype: torch.
     'slots', [[0, 1, 2, 3], [3, -1, 0, 1, 0, 3, 1, 2], [2, 2, 1, 1, 3, -1, 3, 0], [0, 0, 1, 1, 2, 3]]
 )
 def test_several_adapters_share_batched_products(slots: list[int], dtype: torch.dtype):
-    """Adapters of equal shapes are multiplied together, and each row gets the update that it gets alone."""
+    """Adapters of equal shapes are multiplied together, and each row gets the same update as alone."""
     a, b = stacks(3, 3, 3, 3, dtype=dtype)
     slots_T = torch.tensor(slots)
     x, y = torch.randn(len(slots), INPUTS).to(dtype), torch.randn(len(slots), sum(WIDTHS)).to(dtype)
@@ -99,7 +99,7 @@ def test_several_adapters_share_batched_products(slots: list[int], dtype: torch.
 
 
 def test_adapters_that_finish_leave_the_others_stacked():
-    """The adapters that remain in a batch keep their copies, and a new adapter joins with its factors."""
+    """The adapters that remain in a batch keep their copies, and a new adapter is added with its factors."""
     a, b = stacks(2, 2, 2, 2, 2, 2)
     wrapper = Wrapper(torch.arange(5))
     kept: list[object] = []
@@ -142,7 +142,7 @@ def test_values_of_an_adapter_reach_no_other_adapter():
 
 
 def test_few_bfloat16_rows_are_rounded_once():
-    """The update of few bfloat16 rows is computed in float32, so it differs from the exact one by one rounding."""
+    """The update of few bfloat16 rows is computed in float32, so it differs from the exact update by one rounding."""
     a, b = stacks(MAX_RANK, dtype=torch.bfloat16)
     slots = torch.zeros(9, dtype=torch.long)
     x, y = torch.randn(9, INPUTS).bfloat16(), torch.randn(9, sum(WIDTHS)).bfloat16()
@@ -152,7 +152,7 @@ def test_few_bfloat16_rows_are_rounded_once():
 
 
 def test_parts_without_an_update_cost_nothing():
-    """A part whose second factor is 0 has no copies, and an adapter without any update changes no bit."""
+    """A part whose second factor is 0 is not copied, and an adapter without an update changes no bit."""
     a, b = stacks(2)
     b[1].zero_()
     assert [part.index for part in LayerFactors.of(0, a, b, WIDTHS).parts] == [0]
@@ -179,7 +179,7 @@ def test_values_that_are_not_finite_are_not_hidden(value: float, factor: str):
 
 @pytest.mark.parametrize('slots', [[0, 1], [0, 1, 2, 3]])
 def test_copies_are_discarded_with_the_content_of_a_slot(slots: list[int]):
-    """Rows get the update of the adapter that a slot contains now, after one slot or all slots were filled again."""
+    """Rows get the update of the slot's current adapter, after one slot or all slots are filled again."""
     a, b = stacks(2, 2, 2, 2)
     slots_T = torch.tensor(slots)
     wrapper = Wrapper(slots_T)
@@ -195,7 +195,7 @@ def test_copies_are_discarded_with_the_content_of_a_slot(slots: list[int]):
 
 
 @pytest.mark.parametrize('rank', range(MAX_RANK + 1))
-def test_own_rank_is_that_of_the_adapter(rank: int):
-    """The rank of a slot's adapter is found from the rows and columns that are not 0."""
+def test_rank_of_a_slot_is_that_of_its_adapter(rank: int):
+    """The nonzero rows and columns of a slot give the rank of its adapter."""
     a, b = stacks(rank)
     assert own_rank(a[0][0, 0], b[0][0, 0]) == rank

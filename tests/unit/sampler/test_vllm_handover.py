@@ -19,7 +19,7 @@ from twinkle.sampler.vllm.sources import adapter_source, folder_tensors
 
 
 def test_file_contains_the_tensors_at_the_offsets_of_the_layout():
-    """The temporary file contains all tensors at the described offsets and is deleted afterwards."""
+    """The temporary file contains all tensors at the described offsets, and is deleted afterwards."""
     tensors = {f't{index}': TensorData.from_numpy(np.full((3,), index, np.float32)) for index in range(2500)}
     layout = json.loads(layout_of(tensors))
     with in_memory_file(tensors) as path:
@@ -32,7 +32,7 @@ def test_file_contains_the_tensors_at_the_offsets_of_the_layout():
 
 
 def test_segment_is_used_without_a_copy(tmp_path):
-    """An existing file with the tensors is used directly and not deleted."""
+    """An existing file with the tensors is used directly, and is not deleted."""
     segment = tmp_path / 'segment'
     segment.write_bytes(b'1234')
     tensors = {'t': TensorData('float32', (1,), b'1234')}
@@ -79,7 +79,7 @@ async def test_merged_streams_fail_together():
 
 
 def test_fixed_and_unknown_engine_arguments_are_refused(tiny_llama_dir):
-    """Arguments that would give wrong results, and arguments unknown to vLLM, raise ValueError."""
+    """Arguments that would give wrong results, and arguments that vLLM does not know, raise ValueError."""
     for name, value in (
         ('max_cpu_loras', 1),
         ('logprobs_mode', 'processed_logprobs'),
@@ -92,7 +92,7 @@ def test_fixed_and_unknown_engine_arguments_are_refused(tiny_llama_dir):
 
 
 def test_auto_dtype_keeps_float32(tiny_llama_dir):
-    """The dtype 'auto' keeps a float32 model, while vLLM would convert it to bfloat16."""
+    """The dtype 'auto' keeps a float32 model, although vLLM would convert it to bfloat16."""
     assert engine_args(str(tiny_llama_dir), {'dtype': 'auto'}).dtype == 'float32'
     assert engine_args(str(tiny_llama_dir), {'dtype': 'bfloat16'}).dtype == 'bfloat16'
 
@@ -110,7 +110,7 @@ def test_base_weights_are_checked_before_replacement(tiny_llama_dir):
 
 
 def test_new_adapter_has_the_target_layers(tiny_llama_dir):
-    """A new adapter has zero factors for every target layer, and targets that match no layer raise ValueError."""
+    """A new adapter has zero factors for every target layer; targets that match no layer raise ValueError."""
     source = adapter_source(str(tiny_llama_dir), LORA)
     assert source.tensors.keys() == lora_tensors(1).keys()
     assert not any(tensor.to_numpy().any() for tensor in source.tensors.values())
@@ -129,7 +129,7 @@ class Manager:
 
 
 def test_duplicate_names_of_a_matrix_are_refused():
-    """Two names of the same matrix raise Misfit."""
+    """Two names for the same matrix raise Misfit."""
     tensors = lora_tensors(1)
     name = next(iter(tensors))
     twice = {**tensors, name.removeprefix('base_model.model.'): tensors[name]}
@@ -138,7 +138,7 @@ def test_duplicate_names_of_a_matrix_are_refused():
 
 
 def test_adapters_of_experts_are_refused(tmp_path):
-    """Tensors of experts raise Misfit before anything is loaded, and a configuration that names them raises too."""
+    """Tensors of experts raise Misfit before any load, and so does a configuration that names experts."""
     name, tensor = next(iter(lora_tensors(1).items()))
     stacked = {name.replace('self_attn.q_proj', f'mlp.experts{nested}'): tensor for nested in ('', '.base_layer')}
     assert set(stacked).isdisjoint({name})

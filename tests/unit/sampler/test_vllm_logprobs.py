@@ -1,4 +1,4 @@
-"""Unit tests of the conversion of vLLM's log-probabilities: the sampled token, followed by the most likely tokens."""
+"""Unit tests of the conversion of vLLM's log-probabilities: the sampled token, then the most likely tokens."""
 
 import pytest
 from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
@@ -9,7 +9,7 @@ BEST = [(7, -0.5), (8, -1.0), (9, -2.5)]
 
 
 def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
-    """Return one position in vLLM's format, or in the format after vLLM merged two unread outputs."""
+    """Return one position in vLLM's format; with `is_joined`, as it is after vLLM has merged two outputs."""
     entry, joined = FlatLogprobs(), FlatLogprobs()
     tokens, values = zip(own, *BEST, strict=True)
     append_logprobs_for_next_position(entry, list(tokens), list(values), [None] * 4, rank, len(BEST))
@@ -22,7 +22,7 @@ def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
     ('own', 'rank'), [((7, -0.5), 1), ((8, -1.0), 2), ((9, -2.5), 3), ((5, -3.0), 4), ((6, -9.0), 40)]
 )
 def test_entry_is_the_same_for_merged_outputs(own, rank, is_joined):
-    """The sampled token comes first and is repeated if it is among the most likely ones, also in merged outputs."""
+    """The sampled token is first, and is repeated if it is among the most likely tokens, also in merged outputs."""
     assert top_tokens(flat(own, rank, is_joined=is_joined), 0, count=3) == [own, *BEST]
 
 

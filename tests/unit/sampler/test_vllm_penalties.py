@@ -1,4 +1,4 @@
-"""Unit tests of the penalties of continued sequences, loaded by the loaders of both of vLLM's model runners."""
+"""Unit tests of the penalties of continued sequences, with the loaders of both of vLLM's model runners."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from twinkle.sampler.vllm.options import add_penalties, engine_args
 from twinkle.sampler.vllm.penalties import penalty_arguments
 
 BEGUN = [3, 5]
-"""Tokens that another engine sampled; vLLM receives them as the end of the prompt."""
+"""Tokens that another engine sampled. vLLM receives them as the end of the prompt."""
 PROMPT = [1, 2, *BEGUN]
 SAMPLED = [3, 7]
 VOCABULARY = 16
@@ -38,10 +38,10 @@ PLAIN = SamplingParams()
 
 @pytest.fixture
 def configs(tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bool, VllmConfig]:
-    """Configuration of an engine by whether it uses the V2 model runner."""
+    """Configurations of an engine, by whether the engine uses the V2 model runner."""
     found: dict[bool, VllmConfig] = {}
     for is_v2 in (False, True):
-        # vLLM creates a configuration of the V2 runner only where Triton is installed, so the runner is chosen later.
+        # vLLM creates a configuration of the V2 runner only if Triton is installed, so the runner is selected later.
         monkeypatch.setenv('VLLM_USE_V2_MODEL_RUNNER', '0')
         arguments = engine_args(str(tiny_qwen3_dir), {'max_model_len': 64, 'dtype': 'float32'})
         found[is_v2] = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -51,7 +51,7 @@ def configs(tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bool,
 
 
 def expected_logits() -> torch.Tensor:
-    """Return the logits of one sequence after the penalties; all of them are 4 before."""
+    """Return the logits of one sequence after the penalties; before the penalties, all logits are 4."""
     logits = torch.full((VOCABULARY,), 4.0)
     logits[torch.tensor([1, 2, 3, 5, 7])] = 2.0
     for token in (*BEGUN, *SAMPLED):
@@ -61,7 +61,7 @@ def expected_logits() -> torch.Tensor:
 
 
 class Buffer:
-    """A buffer of the V2 runner, which needs an accelerator: an array on the host and on the device."""
+    """A buffer of the V2 runner, as an array on the host and on the device; the real buffer needs an accelerator."""
 
     def __init__(self, *shape: int) -> None:
         self.gpu = torch.zeros(shape, dtype=torch.int32)
@@ -69,7 +69,7 @@ class Buffer:
 
 
 class States:
-    """The V2 runner's states of four requests, as far as logits processors can read them."""
+    """The part of the V2 runner's states of four requests that logits processors can read."""
 
     def __init__(self) -> None:
         self.device = torch.device('cpu')
@@ -96,7 +96,7 @@ def v1_processors(config: VllmConfig) -> LogitsProcessors:
 
 
 def test_v1_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfig]):
-    """The V1 runner loads the class; a continued sequence is penalized, and its neighbour is unchanged."""
+    """The V1 runner loads the class, which penalizes a continued sequence and leaves another sequence unchanged."""
     (processor,) = v1_processors(configs[False]).non_argmax_invariant[-1:]
     added = [(0, PLAIN, PROMPT, SAMPLED), (1, CONTINUED, PROMPT, SAMPLED)]
     processor.update_state(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
@@ -107,7 +107,7 @@ def test_v1_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfi
 
 @pytest.mark.parametrize('draft_count', [0, 1, 2])
 def test_v2_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfig], draft_count: int):
-    """The V2 runner loads its class, which counts committed tokens and tokens of a draft model alike."""
+    """The V2 runner loads its class, which counts committed tokens and a draft model's tokens in the same way."""
     states = States()
     (processor,) = v2_processors(configs[True], states)
     tokens = [*PROMPT, *SAMPLED]
@@ -117,7 +117,7 @@ def test_v2_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfi
     assert not processor.add_request(0, PLAIN)
     assert processor.add_request(2, CONTINUED)
     processor.apply_staged_writes()
-    # The first row belongs to slot 0. Slot 2 has one row after the committed tokens and one after each draft token.
+    # The first row belongs to slot 0. Slot 2 has one row for the committed tokens and one for each draft token.
     rows = draft_count + 1
     context = LogitsContext(
         expanded_idx_mapping=torch.tensor([0, *[2] * rows]),
@@ -134,7 +134,7 @@ def test_v2_runner_loads_and_applies_the_penalties(configs: dict[bool, VllmConfi
 
 
 def test_slot_of_a_finished_request_has_no_penalties(configs: dict[bool, VllmConfig]):
-    """A request that gets the slot of a penalized one is not penalized."""
+    """A request that gets a penalized request's slot is not penalized."""
     (processor,) = v2_processors(configs[True], States())
     assert processor.add_request(0, CONTINUED)
     assert not processor.add_request(0, PLAIN)

@@ -85,7 +85,7 @@ def test_slot_contains_exactly_one_adapter():
 
 
 def test_unaligned_tensors_are_copied():
-    """A tensor whose bytes are not aligned, because a smaller dtype precedes it, is read like an aligned one."""
+    """A tensor whose bytes are unaligned, because a smaller dtype precedes it, is read like an aligned tensor."""
     values = torch.arange(6, dtype=torch.float32).view(2, 3)
     for offset in range(8):
         buffer = torch.cat([torch.zeros(offset, dtype=torch.uint8), values.flatten().view(torch.uint8)])
@@ -93,9 +93,9 @@ def test_unaligned_tensors_are_copied():
 
 
 def test_penalties_count_tokens_of_another_engine():
-    """Tokens that another engine generated before the sequence was continued count for the frequency penalty.
+    """Tokens that another engine generated for a continued sequence count for the frequency penalty.
 
-    They count like the tokens of this engine. Prompt tokens count only for the repetition penalty.
+    They count like this engine's tokens. Prompt tokens count only for the repetition penalty.
     """
     row = _Row(prompt=[1, 2, 3], begun=[3], sampled_ids=[3, 4, -1], repetition=2.0, presence=0.5, frequency=0.25)
     logits = torch.full((6,), 4.0)
@@ -104,7 +104,7 @@ def test_penalties_count_tokens_of_another_engine():
 
 
 def test_continued_sequence_requests_the_remaining_tokens():
-    """The token limits are reduced by the number of tokens already delivered.
+    """The token limits are reduced by the number of already delivered tokens.
 
     This library's penalties replace those of vLLM.
     """

@@ -1,4 +1,4 @@
-"""Sources of weights that cannot be reached."""
+"""Tests of sources of weights that cannot be reached."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The memory of vLLM's workers is read regularly while the engine serves, with workers that this machine lacks."""
+"""The memory of vLLM's workers is read regularly while the engine serves; the workers of these tests are fakes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from twinkle.sampler.errors import EngineFailed
 
 
 class FakeWorkers:
-    """Workers whose allocated memory grows with each reading; they fail after some readings."""
+    """Workers whose allocated memory grows with each reading; after some readings, they fail."""
 
     def __init__(self, *, readings: int, is_cpu: bool = False) -> None:
         self._readings, self._is_cpu = readings, is_cpu
@@ -26,7 +26,7 @@ class FakeWorkers:
 
 
 async def test_the_last_reading_remains_after_a_failure() -> None:
-    """Memory is read until the engine fails, and the failure is left to the engine."""
+    """Memory is read until the engine fails, and the last reading remains available."""
     workers = FakeWorkers(readings=3)
     memory = WorkerMemory(workers.read, interval_seconds=0)
     assert memory.newest == {}
@@ -36,7 +36,7 @@ async def test_the_last_reading_remains_after_a_failure() -> None:
 
 
 async def test_reading_ends_with_the_block() -> None:
-    """No reading begins after the block, although the next one was due."""
+    """No reading begins after the end of the block, although the next reading was due."""
     workers = FakeWorkers(readings=1)
     memory = WorkerMemory(workers.read, interval_seconds=3600)
     async with memory.reading():
@@ -45,7 +45,7 @@ async def test_reading_ends_with_the_block() -> None:
     assert (workers.count, memory.newest['allocated']) == (1, 100)
 
 
-async def test_workers_on_a_cpu_are_asked_once() -> None:
+async def test_workers_on_a_cpu_are_read_once() -> None:
     """An empty reading ends the readings, so an engine on a CPU is not interrupted."""
     workers = FakeWorkers(readings=5, is_cpu=True)
     memory = WorkerMemory(workers.read, interval_seconds=0)

@@ -34,8 +34,8 @@ def test_last_token_may_have_a_label() -> None:
     assert _columns({'input_ids': [1, 5], 'labels': [5, 9]}) == ([1, 5], [5, 9], [1.0, 1.0])
 
 
-def test_weights_of_labels_are_kept_and_padding_is_not() -> None:
-    """`loss_weights` become the weights of labeled tokens, and tokens masked by `attention_mask` are dropped."""
+def test_weights_of_labels_are_kept_and_padding_is_dropped() -> None:
+    """`loss_weights` become the weights of labelled tokens, and tokens masked by `attention_mask` are dropped."""
     feature = {
         'input_ids': [0, 1, 5, 6],
         'labels': [-100, 5, 6, -100],
@@ -64,7 +64,7 @@ def test_invalid_features_are_refused(feature: dict[str, Any]) -> None:
 
 
 def test_both_import_paths_give_the_same_function() -> None:
-    """The import path of older programs gives the same function as the new one."""
+    """The import path in older programs gives the same function as the new path."""
     assert older_name is input_feature_to_datum
 
 

@@ -1,4 +1,4 @@
-"""Files of spans: several exporters may append to one file, which is renamed when it is too large."""
+"""Files of spans: several exporters may append to one file, which is renamed once it is too large."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +20,7 @@ def _span(number: int) -> ReadableSpan:
 
 
 def test_a_full_file_is_renamed_once(tmp_path: Path) -> None:
-    """The renamed file is always a full one, although several exporters find the file full at the same time."""
+    """The renamed file is always full, although several exporters find the file full at the same time."""
     span = _span(0)
 
     def export() -> list[int]:
@@ -39,7 +39,7 @@ def test_a_full_file_is_renamed_once(tmp_path: Path) -> None:
 
 
 def test_spans_are_read_from_both_files(tmp_path: Path) -> None:
-    """A reader finds the spans of the file and of the renamed one, each once."""
+    """A reader finds each span of the file and of the renamed file once."""
     exporter = SpanFileExporter(tmp_path / 'a.jsonl', service='a', max_bytes=MAX_BYTES)
     for number in range(30):
         exporter.export([_span(number)])

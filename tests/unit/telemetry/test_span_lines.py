@@ -1,4 +1,4 @@
-"""Lines of span files: valid ones become spans, all others are skipped."""
+"""Lines of span files: valid lines become spans, and other lines are skipped."""
 
 import json
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ def test_a_written_span_is_read() -> None:
 
 
 def test_a_clock_that_was_set_back_gives_an_empty_span() -> None:
-    """A span that ends before it begins has no duration."""
+    """A span that ends before its beginning has no duration."""
     written = span(1)
     read = parse_span(line_of(replace(written, end_ns=written.start_ns - 5)).encode())
     assert read == replace(written, end_ns=written.start_ns)
@@ -46,12 +46,12 @@ def test_a_clock_that_was_set_back_gives_an_empty_span() -> None:
     ],
 )
 def test_a_damaged_field_hides_the_span(field: str, value: object) -> None:
-    """A field of another type, or out of range, makes the line invalid."""
+    """A field with another type, or out of range, makes the line invalid."""
     assert parse_span(json.dumps({**asdict(span(1)), field: value}).encode()) is None
 
 
 def test_damaged_bytes_do_not_end_the_reading(tmp_path: Path) -> None:
-    """Bytes that are no text, or no JSON, are skipped."""
+    """Bytes that are not text, or not JSON, are skipped."""
     (tmp_path / 'a.jsonl').write_bytes(b'\xff\xfe\n{\n[]\n' + b'[' * 100_000 + b'\n')
     write_spans(tmp_path / 'a.jsonl', [span(1)])
     assert list(read_spans(tmp_path)) == [span(1)]

@@ -1,4 +1,4 @@
-"""The conversion of spans to trace events; the console has the same conversion and the same file with an example."""
+"""The conversion of spans to trace events. The console has the same conversion and the same example file."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from twinkle.telemetry import SpanRecord, trace_events
 
 EXAMPLE = json.loads((Path(__file__).parents[2] / 'fixtures' / 'trace_events.json').read_text())
 TIMES = ('start_ns', 'end_ns')
-"""Fields that are texts in the file, because numbers of JavaScript are not exact."""
+"""Fields that are texts in the file, because JavaScript's numbers are not exact."""
 
 
 def example_spans() -> list[SpanRecord]:
@@ -21,7 +21,7 @@ def example_spans() -> list[SpanRecord]:
 
 
 def test_an_example_has_the_expected_events() -> None:
-    """Two operations that share a pass, a span without its parent, and a failed one, in the order of their times."""
+    """Two operations that share a pass, a span without its parent, and a failed span are in the order of time."""
     assert json.loads(json.dumps(trace_events(example_spans()))) == EXAMPLE['events']
 
 
@@ -33,7 +33,7 @@ def test_the_order_of_the_spans_does_not_matter() -> None:
 
 
 def test_no_spans_have_no_events() -> None:
-    """An empty file is valid."""
+    """No spans give a valid file without events."""
     assert trace_events([])['traceEvents'] == []
 
 

@@ -76,7 +76,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('inputs', 'field'), REFUSED)
 def test_unreadable_media_are_refused_by_field(template, inputs, field):
-    """Broken, remote and overlong clips, other sampling rates and images are refused with the path of their field."""
+    """Damaged, remote and overlong clips, other sampling rates and images are refused with the path of their field."""
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(inputs)
     assert refused.value.field == field
@@ -101,7 +101,7 @@ def test_an_adapter_learns_to_distinguish_sounds(template, folder):
 
 
 def test_trainer_and_sampler_logprobs_agree(folder):
-    """The trainer computes the same log-probabilities as the sampler for the tokens sampled after a clip."""
+    """Trainer and sampler compute the same log-probabilities for tokens that are sampled after a clip."""
     prompt_chat = {'messages': [{'role': 'user', 'content': '<audio>?'}], 'audios': [wav(sound(1.0))]}
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, logprobs=0)
     feature = TorchSampler(str(folder)).sample(prompt_chat, params)[0].sequences[0].new_input_feature

@@ -1,4 +1,4 @@
-"""Sampled tokens are appended to a prompt without changes, and the prompt's fields are extended consistently."""
+"""Sampled tokens are appended to a prompt unchanged, and the prompt's fields are extended consistently."""
 
 import pickle
 from pathlib import Path
@@ -15,7 +15,7 @@ CHAT = [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'yes
 
 @pytest.fixture
 def template(tmp_path: Path) -> Template:
-    """A template over the byte tokenizer."""
+    """A template with the byte tokenizer."""
     return tiny_template(tmp_path)
 
 
@@ -46,7 +46,7 @@ def test_per_token_values_are_extended(template: Template) -> None:
 
 @pytest.mark.parametrize('empty', [{}, {'input_ids': []}])
 def test_a_completion_without_a_prompt_is_a_feature(template: Template, empty: Any) -> None:
-    """An empty prompt is accepted; all new tokens but the first are labelled, because the first has no predecessor."""
+    """An empty prompt is accepted; all new tokens are labelled except the first one, which has no predecessor."""
     joined = template.concat_input_feature(empty, [5, 6])
     assert list(joined['labels']) == [6, -100]
     assert list(joined['completion_mask']) == [1, 1]
@@ -84,7 +84,7 @@ def test_invalid_arguments_are_refused_by_field(template: Template, prompt: Any,
 
 
 def test_a_thought_opened_by_the_prompt_is_parsed(tmp_path: Path) -> None:
-    """A Qwen3.5 turn sampled without the opening tag renders unchanged when it is passed back as a message."""
+    """A Qwen3.5 turn that was sampled without the opening tag renders unchanged from its message."""
     template = tiny_template(tmp_path, 'tagged', kind=Qwen3_5Template)
     question = {'role': 'user', 'content': 'q'}
     prompt = template.render({'messages': [question]}, add_generation_prompt=True)

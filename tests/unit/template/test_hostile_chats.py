@@ -1,4 +1,4 @@
-"""Hostile chats are refused with the path of the invalid field, and forged special tokens are refused on request."""
+"""Hostile chats are refused with the path of the invalid field; forged special tokens are refused on request."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_forged_turns_are_refused_on_request(tmp_path: Path, chat: Any, field: s
 
 
 def test_special_tokens_in_a_chat_are_recognized_by_default(tmp_path: Path) -> None:
-    """Text of a special token becomes this token unless the option is set, as documented."""
+    """The text of a special token becomes this token unless the option is set, as documented."""
     template = tiny_template(tmp_path, 'chatml')
     begin = template.tokenizer.token_id('<|im_start|>')
     plain, forged = ({'messages': [{**USER, 'content': text}]} for text in ('hi', FORGED))
@@ -112,7 +112,7 @@ def test_special_tokens_in_a_chat_are_recognized_by_default(tmp_path: Path) -> N
 
 
 def test_nulls_are_the_same_as_missing_fields(template: Template) -> None:
-    """Null fields, which columnar formats add, are treated as missing."""
+    """Null fields, which columnar formats add, are treated like missing fields."""
     nulls = {'tool_calls': None, 'tool_call_id': None, 'reasoning_content': None}
     plain = {'messages': [USER, {'role': 'assistant', 'content': 'y'}]}
     filled = {'messages': [{**turn, **nulls} for turn in plain['messages']], 'tools': None, 'images': None}
@@ -132,7 +132,7 @@ def test_the_chat_is_not_mutated(template: Template) -> None:
 
 
 def test_check_reports_calls_that_the_chat_template_drops(tmp_path: Path) -> None:
-    """`check` reports tool calls that the chat template does not render, because they get no labels."""
+    """`check` reports tool calls that the chat template does not render, because such calls get no labels."""
     chat = chat_with_call({'name': 'f', 'arguments': {}})
     for name, is_accepted in (('chatml', False), ('thinking', True), ('tagged', True)):
         assert (tiny_template(tmp_path, name).check(chat) is None) == is_accepted

@@ -14,7 +14,7 @@ SPAN = st.tuples(st.integers(0, 20), st.integers(0, 6)).map(lambda pair: (pair[0
 
 
 @given(st.lists(SPAN, max_size=6), st.lists(st.integers(0, 25), max_size=12))
-def test_a_token_is_labelled_if_it_begins_in_any_span(spans: list[tuple[int, int]], starts: list[int]) -> None:
+def test_a_token_is_labelled_if_it_starts_in_any_span(spans: list[tuple[int, int]], starts: list[int]) -> None:
     """A token is labelled if any span contains its first character; spans may overlap, be empty or be unsorted."""
     ids = list(range(len(starts)))
     labels = label_tokens(ids, [(start, start + 1) for start in starts], spans)
@@ -24,7 +24,7 @@ def test_a_token_is_labelled_if_it_begins_in_any_span(spans: list[tuple[int, int
 
 @pytest.mark.parametrize('name', ['chatml', 'marked'])
 def test_a_message_with_the_weight_zero_has_no_labels(name: str, tmp_path: Path) -> None:
-    """The weight selects the turns with labels, whether the chat template marks the assistant's text or not."""
+    """The weight selects the turns with labels, whether or not the chat template marks the assistant's text."""
     template = tiny_template(tmp_path, name)
     turns = [
         {'role': 'user', 'content': 'a'},

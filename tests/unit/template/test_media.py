@@ -70,7 +70,7 @@ def test_a_placeholder_gets_one_token_per_image_embedding(template, folder):
 
 
 def test_parts_and_placeholders_give_equal_features(template, tmp_path):
-    """An image gives the same feature in every accepted form as a message part, and through a placeholder."""
+    """An image gives the same feature in every accepted form of a message part, and through a placeholder."""
     image = picture(40, 40)
     (tmp_path / 'cat.png').write_bytes(png(image))
     data_url = 'data:image/png;base64,' + base64.b64encode(png(image)).decode()
@@ -94,7 +94,7 @@ def test_parts_and_placeholders_give_equal_features(template, tmp_path):
 
 
 def test_media_keep_the_order_of_the_chat(template):
-    """Parts with their own image and placeholders can be mixed; the images keep their order in the chat."""
+    """Placeholders and parts with their own image can be mixed; the images keep their order in the chat."""
     first, second, third = (picture(32, 32, seed=seed) for seed in range(3))
     content = [
         {'type': 'text', 'text': 'a <image>'},
@@ -157,7 +157,7 @@ def test_a_still_video_has_the_patches_of_its_image(template):
     ],
 )
 def test_inconsistent_media_fields_are_refused_by_field(template, name, value):
-    """Missing or malformed fields and durations out of range are refused with the name of the field."""
+    """The error for missing or malformed fields, or a duration out of range, names the field."""
     feature = template.encode(chat('<video>', videos=[[picture(32, 32)]]))
     assert template.set_mm_position_ids(feature)['position_ids'].shape == (3, feature['length'])
     with pytest.raises(InvalidFeature) as refused:
@@ -215,7 +215,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('invalid_chat', 'field'), REFUSED)
 def test_unreadable_media_are_refused_by_field(template, invalid_chat, field):
-    """Missing, surplus, broken, remote and unknown media are refused with the path of the field."""
+    """Missing, surplus, damaged, remote and unknown media are refused with the path of the field."""
     with pytest.raises(InvalidTrajectory) as refused:
         template.encode(invalid_chat)
     assert refused.value.field == field
@@ -223,7 +223,7 @@ def test_unreadable_media_are_refused_by_field(template, invalid_chat, field):
 
 @pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'WEBP', 'GIF', 'BMP'])
 def test_broken_files_are_refused_or_read(kind):
-    """Truncated and corrupted files give either an image or an error that names the field."""
+    """A truncated or damaged file gives either an image or an error that names the field."""
     rng, exif = random.Random(0), Image.Exif()
     exif[274], exif[270] = 6, 'turned'
     moving = {'save_all': True, 'append_images': [picture(33, 17, seed=1)]} if kind in ('GIF', 'WEBP', 'PNG') else {}
@@ -268,7 +268,7 @@ def test_paths_can_be_forbidden(tmp_path):
 
 
 def test_chats_with_images_are_never_truncated(folder):
-    """A chat with images that is too long is refused, or left out under 'delete', but never truncated."""
+    """A chat with images that is too long is refused, or removed with 'delete', but never truncated."""
     long = chat('<image>', images=[picture(96, 96)])
     for strategy in ('raise', 'left', 'right', 'split'):
         with pytest.raises(ExampleTooLong):
@@ -277,7 +277,7 @@ def test_chats_with_images_are_never_truncated(folder):
 
 
 def test_templates_without_media_refuse_images(folder, tiny_llama_dir, template):
-    """Templates of text models and those with `is_media_read=False` refuse images; `<image>` is plain text there."""
+    """Templates of text models, or with `is_media_read=False`, refuse images; there, `<image>` is plain text."""
     text_only = [Template(str(tiny_llama_dir)), Template(str(folder), is_media_read=False)]
     assert [one.is_mm for one in (*text_only, template, Qwen3_5Template(str(folder)))] == [False, False, True, True]
     for one in text_only:

@@ -76,7 +76,7 @@ def test_encoding_decoded_text_gives_the_same_tokens(templates: dict[str, Templa
 def test_appending_a_completion_changes_no_token(
     templates: dict[str, Template], texts: list[str], new: list[int]
 ) -> None:
-    """A completion is appended without changing any token, even where tokenizing the text would differ."""
+    """A completion is appended without a change of any token, even where tokenizing the text would differ."""
     question = {'messages': chat_of(texts if len(texts) % 2 else texts[:-1])}
     for template in templates.values():
         prompt = template.encode(question, add_generation_prompt=True)
@@ -94,7 +94,7 @@ def test_appending_a_completion_changes_no_token(
 def test_truncation_keeps_tokens_and_labels_aligned(
     templates: dict[str, Template], texts: list[str], limit: int, strategy: Any
 ) -> None:
-    """Every piece is a range of at most `max_length` tokens, with the labels of the whole example except the last."""
+    """Every piece is a range of at most `max_length` tokens, with the example's labels except the last label."""
     whole = templates['chatml'].encode({'messages': chat_of(texts)})
     truncating = Template(templates['chatml'].model_id, max_length=limit, truncation_strategy=strategy)
     pieces = truncating.batch_encode([{'messages': chat_of(texts)}])

@@ -34,7 +34,7 @@ CHAT = [
 
 @pytest.fixture(scope='module')
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """A function that builds a template over the byte tokenizer with one of the chat templates."""
+    """A function that builds a template from one of the chat templates, with the byte tokenizer."""
 
     def make(name: str = 'chatml', **options: Any) -> Template:
         folder: Path = tmp_path_factory.mktemp('tokenizer')
@@ -61,7 +61,7 @@ def labelled(template: Template, chat: list[dict[str, Any]], **trajectory: Any) 
     ],
 )
 def test_labels_cover_the_assistant_turns(build: Build, name: str, expected: str) -> None:
-    """Every assistant turn with its end token is labelled, and nothing else."""
+    """Every assistant turn with its end token is labelled, and no other token is."""
     assert labelled(build(name), CHAT) == expected
 
 
@@ -92,13 +92,13 @@ def test_thinking_of_the_last_turn_is_labelled(build: Build) -> None:
 
 
 def test_thinking_moves_into_the_content_if_not_supported(build: Build) -> None:
-    """A chat template without support for thinking gets the thinking as part of the content."""
+    """The thinking becomes part of the content for a chat template without thinking."""
     chat = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b', 'reasoning_content': 'c'}]
     assert labelled(build('chatml'), chat) == '<think>\nc\n</think>\n\nb<|im_end|>'
 
 
 def test_tool_calls_are_labelled(build: Build) -> None:
-    """A turn with only a tool call is labelled, but the result of the tool is not."""
+    """A turn that only contains a tool call is labelled; the tool's result is not."""
     call = {'type': 'function', 'function': {'name': 'add', 'arguments': '{"a": 1}'}}
     chat = [
         {'role': 'user', 'content': 'q'},
@@ -114,7 +114,7 @@ def test_tool_calls_are_labelled(build: Build) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs', 'Co'])), min_size=2, max_size=6))
 def test_found_turns_equal_marked_turns(byte_templates: tuple[Template, Template], texts: list[str]) -> None:
-    """Finding turns by rendering gives the same labels as a chat template with generation marks."""
+    """Turns that are found by rendering get the same labels as turns that generation marks delimit."""
     by_rounds, by_marks = byte_templates
     chat = [{'role': ('user', 'assistant')[i % 2], 'content': text} for i, text in enumerate(texts)]
     first, second = by_rounds.encode({'messages': chat}), by_marks.encode({'messages': chat})
@@ -144,7 +144,7 @@ def test_default_system_is_added_if_missing(build: Build) -> None:
     assert template.render({'messages': own}).startswith('<|im_start|>system\nT<|im_end|>')
 
 
-def test_thinking_can_be_switched_off(build: Build) -> None:
+def test_thinking_can_be_disabled(build: Build) -> None:
     """The chat template receives `enable_thinking`."""
     text = build('thinking', enable_thinking=False).render({'messages': CHAT[:1]}, add_generation_prompt=True)
     assert text.endswith('<think>\n\n</think>\n\n')
@@ -153,8 +153,8 @@ def test_thinking_can_be_switched_off(build: Build) -> None:
 @pytest.mark.parametrize(
     ('strategy', 'lengths', 'ending'), [('left', [9], 'ye<|im_end|>'), ('right', [9], ''), ('delete', [], '')]
 )
-def test_long_examples_are_truncated_or_left_out(build: Build, strategy: str, lengths: list[int], ending: str) -> None:
-    """'left' and 'right' keep `max_length` tokens, and 'delete' leaves the example out."""
+def test_long_examples_are_truncated_or_removed(build: Build, strategy: str, lengths: list[int], ending: str) -> None:
+    """'left' and 'right' keep `max_length` tokens, and 'delete' removes the example."""
     template = build(max_length=9, truncation_strategy=strategy)
     features = template.batch_encode([{'messages': CHAT}])
     assert [feature['length'] for feature in features] == lengths
@@ -163,7 +163,7 @@ def test_long_examples_are_truncated_or_left_out(build: Build, strategy: str, le
 
 
 def test_split_keeps_every_token(build: Build) -> None:
-    """The pieces of a split example contain all tokens in order, and the positions of each piece begin at 0."""
+    """The pieces of a split example contain all tokens in order, and each piece's positions begin at 0."""
     whole = build().encode({'messages': CHAT})
     pieces = build(max_length=9, truncation_strategy='split').batch_encode([{'messages': CHAT}])
     np.testing.assert_array_equal(np.concatenate([piece['input_ids'] for piece in pieces]), whole['input_ids'])
@@ -172,7 +172,7 @@ def test_split_keeps_every_token(build: Build) -> None:
 
 
 def test_long_example_is_refused_by_default(build: Build) -> None:
-    """Long examples are refused by default, and the end of a prompt is never cut."""
+    """Long examples are refused by default, and the end of a prompt is never truncated."""
     with pytest.raises(ExampleTooLong) as caught:
         build(max_length=9).encode({'messages': CHAT})
     assert caught.value.max_length == 9

@@ -1,4 +1,4 @@
-"""The lower bound of a text's token count never exceeds the count and suffices to refuse very long texts."""
+"""A lower bound of a text's token count never exceeds the count, and is high enough to refuse very long texts."""
 
 import json
 from pathlib import Path
@@ -61,12 +61,12 @@ def test_the_bound_never_exceeds_the_token_count(text: str, tokenizer: tokenizer
     [normalizers.NFKC(), normalizers.Strip(), normalizers.Lowercase(), normalizers.Sequence([normalizers.NFC()])],
 )
 def test_the_bound_is_zero_if_a_normalizer_may_drop_text(normalizer: normalizers.Normalizer) -> None:
-    """The bound is 0 for normalizers that are not known to keep all text."""
+    """The bound is 0 for normalizers that may not keep all text."""
     assert TokenBound(byte_level(normalizer)).min_count('a' * 1000) == 0
 
 
 def test_the_bound_is_zero_if_a_token_may_cover_any_length() -> None:
-    """The bound is 0 if an unknown token or an added token that strips whitespace may cover any length."""
+    """The bound is 0 if an unknown token, or an added token that strips whitespace, may cover any length."""
     words = tokenizers.Tokenizer(models.WordLevel({'[UNK]': 0}, unk_token='[UNK]'))
     assert TokenBound(words).min_count('a' * 1000) == 0
     greedy = byte_level()
@@ -75,7 +75,7 @@ def test_the_bound_is_zero_if_a_token_may_cover_any_length() -> None:
 
 
 def test_a_very_long_prompt_is_refused_without_tokenizing(tmp_path: Path) -> None:
-    """Texts and chats that cannot fit are refused by the bound; others are tokenized as usual."""
+    """Texts and chats that cannot fit are refused by the bound; other texts are tokenized as usual."""
     PLAIN.save(str(tmp_path / 'tokenizer.json'))
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': CHATML}))

@@ -10,7 +10,7 @@ from twinkle.template.token_bytes import TokenAlphabet
 
 
 def test_token_bytes_concatenate_to_the_text(tmp_path: Path) -> None:
-    """The concatenated bytes of all tokens equal the text, including multi-byte characters and special tokens."""
+    """The joined bytes of all tokens equal the text, including multi-byte characters and special tokens."""
     tokenizer = ChatTokenizer(build_tiny_tokenizer(tmp_path))
     text = 'héllo\n\x7f wörld ✓🙂<|im_end|>'
     token_ids = tokenizer.encode(text)

@@ -1,4 +1,4 @@
-"""A stream of text is separated into text and tool calls exactly as the whole text is."""
+"""A streamed text is separated into text and tool calls exactly as the complete text is."""
 
 import random
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ def test_text_without_calls_is_unchanged(parser: StreamedParser, fragments: list
     ('text', 'parser'), [(CALL, HERMES), (TAGGED, HERMES), ('{"name": "add", "arguments": {"a": 1}}', JSON)]
 )
 def test_calls_are_final_at_their_last_character(text: str, parser: StreamedParser) -> None:
-    """A call is returned with its last character, and the spaces around calls are dropped."""
+    """A call is returned at its last character, and the spaces around calls are dropped."""
     stream = ToolCallStream(parser, tools=(), names={'add'})
     assert stream.feed('Look:\n\n') == ['Look:']
     assert [part for character in text[:-1] for part in stream.feed(character)] == []
@@ -79,7 +79,7 @@ def test_calls_are_final_at_their_last_character(text: str, parser: StreamedPars
     assert stream.feed('\n') + stream.feed(' ', is_last=True) == []
 
 
-def test_text_after_a_call_keeps_its_distance() -> None:
+def test_whitespace_between_a_call_and_text_is_kept() -> None:
     """Whitespace between a call and later text is kept if there is text before the call."""
     assert shown(parts_of([f'One.\n{CALL}\nTwo. '])) == ['One.', ('add', {'a': 1}), '\nTwo. ']
     assert shown(parts_of([f'{CALL}\n{CALL}\nTwo.'])) == [('add', {'a': 1}), ('add', {'a': 1}), 'Two.']
@@ -130,8 +130,8 @@ def test_hostile_texts_take_linear_time(fragment: str) -> None:
     assert read < 600 * len(text)
 
 
-def test_many_open_tags_are_searched_once() -> None:
-    """The search for the closing tags of many open calls reads the text once, and not once for each call."""
+def test_text_with_many_open_tags_is_searched_once() -> None:
+    """One search for the closing tags of many open calls reads the text once."""
     read = 0
 
     class Counting(str):

@@ -44,7 +44,7 @@ ADD: Tool = {
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """A function that builds a template over the byte tokenizer with one of the chat templates."""
+    """A function that builds a template from one of the chat templates, with the byte tokenizer."""
     return lambda name='chatml', **options: tiny_template(tmp_path, name, **options)
 
 
@@ -114,7 +114,7 @@ def test_a_complete_call_after_an_incomplete_one_is_found() -> None:
 
 
 def test_tagged_values_have_their_declared_types() -> None:
-    """Qwen3.5 values are parsed with the types that the tool declares and are strings otherwise."""
+    """Qwen3.5 values are parsed with the types that the tool declares; without a declared type, they are strings."""
     values = {'a': '12', 'b': 'None', 'is_exact': 'True', 'note': '12', 'rest': '[1, "x"]', 'other': '{"z": 1}'}
     lines = ''.join(f'<parameter={name}>\n{value}\n</parameter>\n' for name, value in values.items())
     text = hermes(f'<function=add>\n{lines}</function>')
@@ -124,7 +124,7 @@ def test_tagged_values_have_their_declared_types() -> None:
 
 
 def test_a_value_of_the_wrong_type_stays_a_string() -> None:
-    """A value that is not of its declared type stays a string, and a value may have several lines."""
+    """A value that does not have its declared type stays a string, and a value may have several lines."""
     text = hermes('<function=add><parameter=a>a few</parameter><parameter=note>\nx\n\ny\n</parameter></function>')
     assert find_calls(HERMES, text, [ADD]) == [('add', {'a': 'a few', 'note': 'x\n\ny'})]
 
@@ -214,7 +214,7 @@ PIECES = [*TAGS, *MARKS, '\n', 'Action: f\n', 'Action Input: ', 'é']
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map(''.join))
 def test_any_text_is_accepted(text: str) -> None:
-    """Parsers never raise; calls are ordered, are within the text and are valid JSON."""
+    """Parsers raise no error; their calls are ordered, inside the text and valid JSON."""
     for parser in (HERMES, JSON, REACT):
         end = 0
         for call in parser.find(text, (ADD,)):
@@ -295,7 +295,7 @@ def test_calls_inside_a_thought_opened_by_the_prompt_are_ignored(build: Build) -
 
 
 def test_the_parser_is_chosen_by_chat_template_or_option(build: Build) -> None:
-    """The chat template or the class determines the parser, an option overrides it, and unknown ones are refused."""
+    """The chat template or the class determines the parser, and an option overrides it; unknown parsers are refused."""
     assert build('tagged').tool_call_parser.name == 'hermes'
     assert build('chatml').tool_call_parser.name == 'json'
     assert build('chatml', kind=Qwen3_5Template).tool_call_parser.name == 'hermes'

@@ -14,7 +14,7 @@ def lines_of(path: Path) -> list[dict[str, float]]:
 
 
 def test_files_are_named_after_the_project_and_the_run(tmp_path):
-    """The numbers and the description of a run are next to each other in the folder of the project."""
+    """The numbers and the description of a run are two files beside each other in the project's folder."""
     with open_tracker('jsonl', folder=tmp_path, project='names', run_id='r-1', config={'lr': 0.5}) as tracker:
         tracker.log({'loss': 1.5}, step=3)
     assert sorted(path.name for path in (tmp_path / 'names').iterdir()) == ['r-1.json', 'r-1.jsonl']
@@ -31,8 +31,8 @@ def test_new_runs_have_different_ids(tmp_path):
     assert len(list((tmp_path / 'twinkle').glob('*.jsonl'))) == 3
 
 
-def test_a_line_that_was_cut_off_is_removed(tmp_path):
-    """A run that was killed in the middle of a line is continued after its last complete line."""
+def test_an_incomplete_line_is_removed(tmp_path):
+    """A run that was killed in the middle of a line continues after its last complete line."""
     with open_tracker('jsonl', folder=tmp_path, run_id='r') as tracker:
         tracker.log({'loss': 1.0}, step=0)
     path = tmp_path / 'twinkle' / 'r.jsonl'
@@ -46,7 +46,7 @@ def test_a_line_that_was_cut_off_is_removed(tmp_path):
 
 
 def test_a_file_of_another_run_is_refused(tmp_path):
-    """A backend with the path of another run is refused, and the file is unchanged."""
+    """A run whose path belongs to another run is refused, and the file is unchanged."""
     path = tmp_path / 'curves.jsonl'
     with open_tracker([JsonlBackend(path)], run_id='first') as tracker:
         tracker.log({'loss': 1.0}, step=0)

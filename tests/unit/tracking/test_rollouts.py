@@ -20,7 +20,7 @@ QUESTION = {'role': 'user', 'content': '2 + 2'}
 
 
 class FakeBackend:
-    """A backend that records numbers and rollouts, after it is released."""
+    """A backend that records numbers and rollouts once it is released."""
 
     name = 'fake'
 
@@ -127,7 +127,7 @@ def test_facts_of_sampled_completions_are_json_values():
 
 
 def test_tokens_that_were_not_sampled_have_no_log_probability():
-    """A feature of several turns has null at the tokens of a tool, and advantages for each token."""
+    """A feature of several turns has null log-probabilities for tokens of a tool, and an advantage for every token."""
     feature = {
         'input_ids': np.array([1, 2, 10, 20, 11]),
         'completion_mask': [0, 0, 1, 0, 1],
@@ -162,7 +162,7 @@ def test_tokens_that_were_not_sampled_have_no_log_probability():
     ],
 )
 def test_invalid_rollouts_are_refused_before_any_backend_receives_them(trajectories: Any, facts: Any, problem: str):
-    """A completion, reward or group that is invalid is refused by name, and nothing of the call is stored."""
+    """An invalid completion, reward or group is refused by name, and nothing of the call is stored."""
     backend = FakeBackend()
     with open_tracker([backend]) as tracker, pytest.raises((TypeError, ValueError), match=problem):
         tracker.log_rollouts(trajectories, **{'step': 0, **facts})
@@ -170,7 +170,7 @@ def test_invalid_rollouts_are_refused_before_any_backend_receives_them(trajector
 
 
 def test_only_backends_with_the_method_receive_rollouts():
-    """Numbers and rollouts keep their order, and a backend without the method for rollouts receives numbers only."""
+    """Numbers and rollouts keep their order; a backend without the method for rollouts receives only numbers."""
     both, numbers = FakeBackend(), NumbersOnly()
     assert isinstance(both, RolloutBackend)
     assert not isinstance(numbers, RolloutBackend)
@@ -186,7 +186,7 @@ def test_only_backends_with_the_method_receive_rollouts():
 
 
 def test_lost_rollouts_are_counted_with_a_warning(caplog: pytest.LogCaptureFixture):
-    """A backend that fails loses one log call for the rollouts of a step, and receives later numbers."""
+    """A backend that fails loses one call with the rollouts of a step, and receives later numbers."""
     backend = FakeBackend(is_failing=True)
     with caplog.at_level(logging.WARNING), open_tracker([backend]) as tracker:
         tracker.log_rollouts(responses('4'), step=7)
@@ -198,7 +198,7 @@ def test_lost_rollouts_are_counted_with_a_warning(caplog: pytest.LogCaptureFixtu
 
 
 def test_few_calls_with_rollouts_wait_and_numbers_are_not_affected():
-    """A slow backend has a smaller queue for rollouts, because they are large; numbers still wait behind them."""
+    """A slow backend has a smaller queue for rollouts, because rollouts are large; numbers wait behind them."""
     backend = FakeBackend()
     backend.released.clear()
     delivery = Delivery(backend, rollout_capacity=2)
@@ -216,7 +216,7 @@ def test_few_calls_with_rollouts_wait_and_numbers_are_not_affected():
 
 
 def test_the_store_of_the_services_receives_rollouts():
-    """Rollouts reach the store of the run's rollouts in the form that `RunRollouts.log` accepts."""
+    """Rollouts reach the run's rollout store in the form that `RunRollouts.log` accepts."""
     metrics, store = FakeStore(), FakeStore()
     with open_tracker(metrics=metrics, rollouts=store) as tracker:
         tracker.log_rollouts(responses('4'), step=3, rewards=[1.0, 0.0])
@@ -232,7 +232,7 @@ def test_the_store_of_the_services_receives_rollouts():
 
 
 def test_json_files_contain_a_line_for_each_rollout(tmp_path):
-    """The rollouts of all steps are in one file beside the metrics, also those of a continued run."""
+    """The rollouts of all steps, even of a continued run, are in one file beside the metrics."""
     for step in (0, 1):
         with open_tracker('jsonl', folder=tmp_path, run_id='r') as tracker:
             tracker.log_rollouts(responses('4'), step=step, rewards=[1.0, 0.0])
@@ -248,7 +248,7 @@ def test_json_files_contain_a_line_for_each_rollout(tmp_path):
 
 
 def test_tables_have_a_column_for_each_part_of_the_reward():
-    """Tables of trackers contain texts and numbers; facts that are not known are empty."""
+    """Tables of trackers contain texts and numbers; unknown values are empty."""
     columns, rows = rollout_table(tracked_rollouts(responses('4'), reward_parts={'format': [1, 0]}), step=2)
     assert dict(zip(columns, rows[1], strict=True)) == {
         'step': 2, 'group': '0001', 'index': 0, 'prompt': '2 + 2', 'completion': '4', 'reward': None,

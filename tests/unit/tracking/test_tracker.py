@@ -19,7 +19,7 @@ from twinkle.tracking.delivery import Delivery
 
 
 class FakeBackend:
-    """A backend that records calls. It can fail at steps, and wait in every log call until it is released."""
+    """A backend that records calls. It can fail at given steps, and can wait in every log call until it is released."""
 
     def __init__(self, name: str = 'fake', *, failing_steps: tuple[int, ...] = (), is_blocked: bool = False) -> None:
         self.name = name
@@ -107,7 +107,7 @@ def test_invalid_values_are_refused_before_any_backend_receives_them(values: Any
     ],
 )
 def test_invalid_options_are_refused_before_a_backend_starts(options: Any, problem: str):
-    """An invalid description is refused with the name of the option."""
+    """The error for an invalid description names the option."""
     backend = FakeBackend()
     with pytest.raises((TypeError, ValueError), match=problem):
         open_tracker([backend], **options)
@@ -115,7 +115,7 @@ def test_invalid_options_are_refused_before_a_backend_starts(options: Any, probl
 
 
 def test_unknown_and_repeated_trackers_are_refused():
-    """Unknown names list the known ones, a name occurs once, and the services' store needs the metrics of a run."""
+    """The error for an unknown name lists the known ones, names are unique, and 'service' needs a run's metrics."""
     with pytest.raises(ValueError, match=r"unknown tracker 'wandbb'; did you mean wandb\? Known names: service, jsonl"):
         open_tracker('jsonl,wandbb')
     with pytest.raises(ValueError, match="'jsonl' is named twice"):
@@ -128,7 +128,7 @@ def test_unknown_and_repeated_trackers_are_refused():
 
 @pytest.mark.parametrize('name', ['trackio', 'wandb', 'mlflow', 'tensorboard'])
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(name: str, tmp_path):
-    """A tracker that is not installed is refused at once, and its files are not created."""
+    """A tracker that is not installed is refused immediately, and its files are not created."""
     assert name in TRACKERS
     with pytest.raises(MissingLibrary, match=rf"{name} is not installed; run: pip install 'twinkle-grpc\[tracking-"):
         open_tracker(['jsonl', name], folder=tmp_path / 'runs')
@@ -136,7 +136,7 @@ def test_a_missing_package_is_refused_with_the_command_that_installs_it(name: st
 
 
 def test_a_folder_with_the_name_of_a_tracker_is_no_package(tmp_path, monkeypatch):
-    """A folder of output files, which Python imports as an empty package, counts as a missing package."""
+    """A folder of output files, which Python would import as an empty package, counts as a missing package."""
     (tmp_path / 'outputs_of_a_tracker').mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingLibrary):
@@ -166,7 +166,7 @@ class FakeMetrics:
 
 
 def test_the_store_of_the_services_is_the_default_with_metrics():
-    """Values of a run of the services are stored there by default, and all backends use the id of the run."""
+    """Values of a run in the services are stored there by default, and all backends use the run's id."""
     metrics, other = FakeMetrics(), FakeBackend()
     with open_tracker(metrics=metrics) as tracker:
         tracker.log({'loss': 1.0}, step=3)
@@ -178,8 +178,8 @@ def test_the_store_of_the_services_is_the_default_with_metrics():
     assert (other.run.run_id, other.run.name) == ('ad-7', 'sft')
 
 
-def test_a_failing_backend_loses_values_and_nothing_else(caplog: pytest.LogCaptureFixture):
-    """An error of a backend is a warning and is counted; its later values and the other backends continue."""
+def test_a_failing_backend_does_not_affect_others(caplog: pytest.LogCaptureFixture):
+    """An error of a backend is counted and causes a warning; its later values and the other backends continue."""
     failing, healthy = FakeBackend('failing', failing_steps=(1, 2)), FakeBackend('healthy')
     with caplog.at_level(logging.WARNING), open_tracker([failing, healthy]) as tracker:
         for step in range(4):
@@ -194,8 +194,8 @@ def test_a_failing_backend_loses_values_and_nothing_else(caplog: pytest.LogCaptu
     assert failing.statuses == healthy.statuses == ['finished']
 
 
-def test_a_backend_that_does_not_answer_delays_only_the_end(caplog: pytest.LogCaptureFixture):
-    """`log` does not wait for a backend, and `finish` waits for a limited time and reports what is lost."""
+def test_a_backend_without_response_delays_only_the_end(caplog: pytest.LogCaptureFixture):
+    """`log` does not wait for a backend; `finish` waits for a limited time and reports the lost values."""
     hanging, healthy = FakeBackend('hanging', is_blocked=True), FakeBackend('healthy')
     with caplog.at_level(logging.WARNING), open_tracker([hanging, healthy], finish_timeout=0.05) as tracker:
         for step in range(100):
@@ -208,7 +208,7 @@ def test_a_backend_that_does_not_answer_delays_only_the_end(caplog: pytest.LogCa
 
 
 def test_values_above_the_capacity_are_lost(caplog: pytest.LogCaptureFixture):
-    """A backend that is slower than the program has a bounded queue; further values are lost."""
+    """A backend that is slower than the program has a bounded queue, and further values are lost."""
     backend = FakeBackend(is_blocked=True)
     delivery = Delivery(backend, capacity=3)
     with caplog.at_level(logging.WARNING):
@@ -225,7 +225,7 @@ def test_values_above_the_capacity_are_lost(caplog: pytest.LogCaptureFixture):
 
 
 def test_an_error_while_a_backend_opens_ends_the_others():
-    """An error of a start is raised with the name of the tracker, and runs that were opened are marked as failed."""
+    """An error at a start is raised with the tracker's name, and runs that are already open are marked as failed."""
     opened, refused = FakeBackend('opened'), FakeBackend('refused', failing_steps=(-1,))
     with pytest.raises(ConnectionError, match='no connection') as caught:
         open_tracker([opened, refused], run_id='r')
@@ -244,7 +244,7 @@ def test_an_error_while_a_backend_opens_ends_the_others():
     ],
 )
 def test_the_status_follows_the_error_of_the_block(error: BaseException, status: str):
-    """An error, Ctrl-C and `sys.exit` end the run with their status, after all values are stored."""
+    """An error, Ctrl-C and `sys.exit` end the run with their status after all values are stored."""
     backend = FakeBackend()
     with suppress(BaseException), open_tracker([backend]) as tracker:
         tracker.log({'loss': 1.0}, step=0)
@@ -253,7 +253,7 @@ def test_the_status_follows_the_error_of_the_block(error: BaseException, status:
 
 
 def test_a_run_ends_once():
-    """Finishing again has no effect, and logging to a run that has ended is refused."""
+    """Finishing again has no effect, and logging to an ended run is refused."""
     backend = FakeBackend()
     tracker = Tracker(TrackedRun(run_id='r', project='p', name='r', config={}), [backend])
     tracker.finish('failed')

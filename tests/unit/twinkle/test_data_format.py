@@ -122,7 +122,7 @@ def test_user_data_is_read_by_key() -> None:
     ],
 )
 def test_user_data_is_read_in_every_form(user_data: Any) -> None:
-    """Pairs and mappings are equivalent, and the first value of a duplicate key is used."""
+    """Pairs and mappings are equivalent; for a duplicate key, the first value is used."""
     assert user_data_values({'user_data': user_data}) == {'target': 24, 'nums': [1, 2]}
 
 
@@ -133,13 +133,13 @@ def test_malformed_user_data_is_empty(user_data: Any) -> None:
 
 
 def test_keys_of_user_data_keep_their_order() -> None:
-    """Keys are in their original order, and a duplicate key has its first position and value."""
+    """Keys keep their original order; a duplicate key has its first position and value."""
     pairs = [['b', '1'], ['a', '2'], ['b', '3']]
     assert list(user_data_values({'user_data': pairs}).items()) == [('b', 1), ('a', 2)]
 
 
 def test_packed_user_data_can_be_read_as_pairs_or_by_key() -> None:
-    """Packed user data reads as pairs of key and JSON and through `get`, also after pickling and copying."""
+    """Packed user data reads as pairs of key and JSON and through `get`, even after pickling and copying."""
     packed: Any = pack_user_data({'target': 24, 'nums': [1, 2]})
     for user_data in (packed, pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
         assert dict(user_data) == {'target': '24', 'nums': '[1, 2]'}
@@ -147,7 +147,7 @@ def test_packed_user_data_can_be_read_as_pairs_or_by_key() -> None:
 
 
 def test_sample_results_read_as_list_or_as_one_response() -> None:
-    """Results iterate as one response per prompt and expose all sequences, by attribute and by `get`."""
+    """Results iterate as one response per prompt, and give all sequences by attribute and by `get`."""
     sequences = [SampledSequence(stop_reason=StopReason.STOP, tokens=[token], decoded=str(token)) for token in range(3)]
     results = SampleResults([SampleResponse(sequences=sequences[:2]), SampleResponse(sequences=sequences[2:])])
     assert results.sequences == results.get('sequences') == sequences

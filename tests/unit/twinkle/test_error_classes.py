@@ -51,7 +51,7 @@ def test_keyword_fields_survive_pickling() -> None:
 
 
 def test_errors_with_equal_fields_are_different() -> None:
-    """Exceptions are compared by identity, as Python's own exceptions are."""
+    """Two errors are equal only if they are the same object, like Python's own exceptions."""
     assert _Missing('a', 'b') != _Missing('a', 'b')
     assert len({_Missing('a', 'b'), _Missing('a', 'b')}) == 2
 

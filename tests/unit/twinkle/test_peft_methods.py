@@ -1,4 +1,4 @@
-"""Configurations of PEFT methods other than LoRA are refused in process and by the client."""
+"""Configurations of PEFT methods other than LoRA are refused, in process and by the client."""
 
 import inspect
 import warnings
@@ -20,15 +20,15 @@ OTHER_CLASSES = sorted(
     for name, found in inspect.getmembers(peft, inspect.isclass)
     if name.endswith('Config') and found not in METHODS
 )
-"""Names of the base classes and of the configurations of parts of LoRA, such as `LoftQConfig`."""
+"""Names of the base classes, and of classes that configure a part of LoRA, such as `LoftQConfig`."""
 NEEDED: dict[str, dict[str, Any]] = {'AdaLoraConfig': {'total_step': 10}, 'CPTConfig': {'task_type': 'CAUSAL_LM'}}
-"""Arguments without which a configuration cannot be made."""
+"""Required arguments of configuration classes."""
 
 
 @pytest.mark.parametrize('config_class', OTHER_METHODS, ids=lambda config_class: config_class.__name__)
 @pytest.mark.parametrize('read', [LoraConfig.of, lora_config], ids=['in process', 'client'])
 def test_other_method_is_refused_by_name(config_class: type[peft.PeftConfig], read: Any) -> None:
-    """Every method of the installed PEFT except LoRA is refused, and the message names it."""
+    """Every method of the installed PEFT except LoRA is refused, and the message names the method."""
     config = _make(config_class)
     with pytest.raises(ValueError, match=rf"{config_class.__name__} has peft_type '{METHODS[config_class]}'"):
         read(config)
@@ -37,7 +37,7 @@ def test_other_method_is_refused_by_name(config_class: type[peft.PeftConfig], re
 @pytest.mark.parametrize('name', OTHER_CLASSES)
 @pytest.mark.parametrize('read', [LoraConfig.of, lora_config], ids=['in process', 'client'])
 def test_configuration_without_a_method_is_refused_by_name(name: str, read: Any) -> None:
-    """A base class and the configuration of a part of LoRA are refused, and the error names the class."""
+    """A base class, and a class that configures a part of LoRA, are refused; the error names the class."""
     config_class = getattr(peft, name)
     with pytest.raises((TypeError, ValueError), match=name):
         read(config_class.__new__(config_class))
@@ -45,7 +45,7 @@ def test_configuration_without_a_method_is_refused_by_name(name: str, read: Any)
 
 @pytest.mark.parametrize('method', [*METHODS.values(), 'NEW_METHOD'])
 def test_other_method_in_a_mapping_is_refused_by_name(method: str) -> None:
-    """A mapping with the field `peft_type` is refused, and the message names a method other than LoRA."""
+    """A mapping whose `peft_type` is another method than LoRA is refused, and the message names the method."""
     with pytest.raises((TypeError, ValueError), match='peft_type' if method == 'LORA' else repr(method)):
         LoraConfig.of({'r': 8, 'peft_type': method})
 
@@ -61,7 +61,7 @@ def _make(config_class: type[peft.PeftConfig]) -> Any:
         try:
             return config_class(**NEEDED.get(config_class.__name__, {}))
         except ImportError:
-            # The method needs a package that is not installed here.
+            # The method needs a package that is not installed.
             config = config_class.__new__(config_class)
             config.peft_type = METHODS[config_class]
             return config
