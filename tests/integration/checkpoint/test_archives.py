@@ -102,7 +102,7 @@ async def test_an_expired_checkpoint_is_deleted_with_its_bytes_after_a_restart(t
 
 
 async def test_only_one_tenant_can_publish_a_path(service: Running) -> None:
-    """If two tenants publish checkpoints of the same path at the same time, exactly one of the calls succeeds."""
+    """If two tenants publish a checkpoint with the same path at the same time, exactly one of the calls succeeds."""
     await save(service)
     with acting_for(BOB):
         await save(service, seed=2)

@@ -117,7 +117,7 @@ BAD_PUBLISHES = {
 
 @pytest.mark.parametrize('case', BAD_PUBLISHES)
 async def test_bad_publish_is_refused_with_reason_and_field(service: Running, case: str) -> None:
-    """A malformed publish leaves no state, and its error contains the reason and the name of an invalid field."""
+    """A malformed publish leaves no state; its error contains the reason and, if a field is invalid, its name."""
     edit, reason, field = BAD_PUBLISHES[case]
     frames = edit(publish_frames(make_state(1)))
     failure = await failure_of(service.streams.Publish(stream_of(*frames)))
@@ -127,7 +127,7 @@ async def test_bad_publish_is_refused_with_reason_and_field(service: Running, ca
 
 
 async def test_a_refusal_reaches_a_client_that_is_still_sending(service: Running) -> None:
-    """A refusal based on the header reaches a client that is still sending chunks."""
+    """A refusal that is based on the header reaches a client that is still sending chunks."""
     await service.weights.publish_version('ad-1', make_state(1), version=9)
     frames = publish_frames(make_state(2, size_bytes=8 << 20), version=3)
     for _ in range(20):

@@ -96,7 +96,7 @@ async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeC
 
 
 async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None:
-    """A deleted checkpoint is removed from disk, and deleting it again reports that it is not found."""
+    """A deleted checkpoint is removed from disk; deleting it again fails with "not found"."""
     await _save(service, 'final')
     request = wire.DeleteCheckpointRequest(checkpoint_path='ad-1/weights/final')
     await service.checkpoints.DeleteCheckpoint(request, metadata=ALICE_CALLS)
@@ -106,7 +106,7 @@ async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None
 
 
 async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Running, clock: FakeClock) -> None:
-    """An expired checkpoint is not found, and the next sweep deletes it; one whose expiry was removed stays."""
+    """An expired checkpoint is not found, and the next sweep deletes it; a checkpoint without an expiry time stays."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')
@@ -122,7 +122,7 @@ async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Run
 
 
 async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: Path) -> None:
-    """A download contains the PEFT files and not the trainer's state."""
+    """A download contains the PEFT files, and does not contain the trainer's state."""
     await _save(service, 'final')
     with tarfile.open(fileobj=io.BytesIO(await _archive(service, 'ad-1/weights/final'))) as archive:
         assert sorted(archive.getnames()) == ['adapter_config.json', 'adapter_model.safetensors']
@@ -132,7 +132,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
 
 
 async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) -> None:
-    """No result contains a checkpoint's folder if `are_folders_shown` is false, not even after a restart."""
+    """No result contains a checkpoint's folder if `are_folders_shown` is false, even after a restart."""
     state_dir = tmp_path / 'private'
     for name in ('first', 'second'):
         async with serving(state_dir, are_folders_shown=False) as service:
@@ -150,7 +150,7 @@ async def test_folders_are_shown_only_if_the_operator_allows_it(tmp_path: Path) 
 
 @pytest.mark.parametrize('seed', range(10))
 async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None:
-    """A download from a random byte on contains exactly the remaining bytes of the archive."""
+    """A download from a random byte contains exactly the remaining bytes of the archive."""
     await _save(service, 'final')
     whole = await _archive(service, 'ad-1/weights/final')
     cut = random.Random(seed).randrange(len(whole) + 1)
@@ -158,7 +158,7 @@ async def test_download_resumes_at_any_byte(service: Running, seed: int) -> None
 
 
 async def test_watch_sends_the_snapshot_then_changes_and_resumes(service: Running, clock: FakeClock) -> None:
-    """A watch sends all tenants' checkpoints, then changes; one with a resume token starts after the token's event."""
+    """A watch sends all tenants' checkpoints, then changes; with a resume token, it starts after the token's event."""
     await _save(service, 'one')
     with acting_for(BOB):
         await _save(service, 'two')
@@ -195,7 +195,7 @@ async def test_watch_refuses_unknown_resume_tokens(service: Running, token: str)
 
 
 async def test_clients_may_not_watch(service: Running) -> None:
-    """A client may not watch, because the watch covers all tenants."""
+    """A client may not watch, because a watch covers all tenants."""
     call = service.checkpoints.WatchCheckpoints(wire.WatchCheckpointsRequest(), metadata=ALICE_CALLS)
     assert (await failure_of(call)).code == 'PERMISSION_DENIED'
 
@@ -210,7 +210,7 @@ BY_PATH = {
 
 @pytest.mark.parametrize('method', BY_PATH)
 async def test_foreign_and_malformed_paths_are_not_found(service: Running, method: str) -> None:
-    """Another tenant's path and a malformed path are reported as missing; an empty path is invalid."""
+    """The error for another tenant's path and for a malformed path is "not found"; an empty path is invalid."""
     await _save(service, 'final')
     call = getattr(service.checkpoints, method)
     foreign = await failure_of(call(BY_PATH[method](checkpoint_path='ad-1/weights/final'), metadata=as_tenant('bob')))
@@ -248,7 +248,7 @@ async def test_bad_fields_are_named(service: Running, method: str, request_: Any
 
 @pytest.mark.parametrize('method', ['DeleteCheckpoint', 'SetCheckpointTtl', 'UploadCheckpoint'])
 async def test_changes_need_the_scope(service: Running, method: str) -> None:
-    """A key that has only the scope `sample` may not change checkpoints."""
+    """A key with only the scope `sample` may not change checkpoints."""
     await _save(service, 'final')
     argument = stream_of() if method == 'UploadCheckpoint' else BY_PATH[method](checkpoint_path='ad-1/weights/final')
     call = getattr(service.checkpoints, method)(argument, metadata=as_tenant('alice', scopes='sample'))

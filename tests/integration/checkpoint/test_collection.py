@@ -1,4 +1,4 @@
-"""Tests of the deletion of unused versions, and of deletions during a fetch, a pin or errors of the disk."""
+"""Tests of the deletion of unused versions, and of deletions during a fetch, a pin or disk errors."""
 
 import errno
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def serving_alice(folder: Path, clock: FakeClock) -> AsyncIterator[Running
 
 
 async def test_unused_versions_are_deleted_including_the_newest(tmp_path: Path) -> None:
-    """All unused versions are deleted, the newest included, and the number of the newest is not reused."""
+    """All unused versions are deleted, even the newest, and the newest version's number is not used again."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         for version in (1, 2, 3):
@@ -61,7 +61,7 @@ async def test_version_numbers_continue_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_used_versions_are_not_collected(tmp_path: Path) -> None:
-    """Versions that are pinned, were read recently, or belong to a followed adapter are not deleted as unused."""
+    """Versions that are pinned, were read recently, or have an adapter with followers are not deleted as unused."""
     clock = FakeClock()
     async with serving_alice(tmp_path, clock) as service:
         await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)
@@ -91,10 +91,10 @@ async def test_a_start_counts_as_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -> None:
-    """If one call to the disk fails, a cleanup deletes at least one of two states, and a second cleanup the rest."""
+    """If one disk call fails, a cleanup deletes at least one of two states, and a second cleanup deletes the rest."""
     clock = FakeClock()
     for calls in range(12):
-        # The disk call after the first `calls` fails. Without shared memory, each deletion uses the disk.
+        # The disk call after the first `calls` ones fails. Without shared memory, each deletion uses the disk.
         async with serving(tmp_path / str(calls), clock=clock, memory_bytes=0) as service:
             with acting_for(ALICE):
                 for adapter_id in ('ad-1', 'ad-2'):
@@ -111,7 +111,7 @@ async def test_disk_errors_do_not_end_the_cleanup(tmp_path: Path, number: int) -
 
 
 async def test_running_fetch_of_a_deleted_version_completes(tmp_path: Path) -> None:
-    """A running fetch returns all bytes of a version that is deleted; later fetches do not find it."""
+    """A running fetch returns all bytes of a version that is deleted; a later fetch does not find the version."""
     state = make_state(1, size_bytes=24 << 20)
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
@@ -132,7 +132,7 @@ async def test_running_fetch_of_a_deleted_version_completes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize('order', ['pin first', 'publish first'])
 async def test_concurrent_pin_and_eviction_are_consistent(tmp_path: Path, order: str) -> None:
-    """A pin that is sent together with an evicting publish keeps the version or reports the version as missing."""
+    """A pin that is sent together with an evicting publish either keeps the version or fails as not found."""
     async with serving(tmp_path, ring_capacity=1) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1)

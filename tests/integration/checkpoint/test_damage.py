@@ -1,4 +1,4 @@
-"""Methods that read stored files of checkpoints and versions report damage to a file, or return undamaged bytes."""
+"""Methods that read the stored files of checkpoints and versions report damage to a file or return correct bytes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
@@ -38,19 +38,19 @@ FILES = (
 
 
 def flip(path: Path, place: float) -> None:
-    """Change all bits of one byte of a file; `place` is the relative position of the byte."""
+    """Invert all bits of one byte of a file; `place` is the relative position of the byte."""
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 0xFF
     path.write_bytes(content)
 
 
 def truncate(path: Path, place: float) -> None:
-    """Cut a file at a relative position."""
+    """Truncate a file at a relative position."""
     path.write_bytes(path.read_bytes()[: int(place * path.stat().st_size)])
 
 
 def flip_a_bit(path: Path, place: float) -> None:
-    """Change the lowest bit of one byte, which often leaves a text readable."""
+    """Invert the lowest bit of one byte, which often leaves a text readable."""
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 1
     path.write_bytes(content)
@@ -61,7 +61,7 @@ def flip_a_bit(path: Path, place: float) -> None:
 async def test_damaged_checkpoint_is_refused_by_every_verb(
     tmp_path: Path, name: str, damage: Callable[[Path, float], None]
 ) -> None:
-    """Methods that read the files fail with DATA_LOSS or use unchanged bytes; each service logs the damage once."""
+    """Methods that read the files fail with DATA_LOSS or return unchanged bytes; each service logs the damage once."""
     places = {'p0': 0.0, 'p1': 0.31, 'p2': 1.0}
     archives: dict[str, bytes] = {}
     async with serving(tmp_path) as service:
@@ -160,7 +160,7 @@ async def test_number_of_a_deleted_damaged_version_is_not_used_again(first: int,
 
 
 async def test_damaged_mark_is_never_read_as_another_number(tmp_path: Path) -> None:
-    """A damaged newest-version mark gives its original number, or is logged and ignored; a deleted one is ignored."""
+    """A damaged newest-version mark gives its original number, or is logged and ignored; a deleted mark is ignored."""
     key = AdapterKey('alice', 'ad-1')
     threads = StoreThreads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
@@ -216,7 +216,7 @@ def _stored(state_dir: Path, name: str, checkpoint: str = 'best') -> Path:
 async def _assert_refused_or_equal(
     service: Running, archives: dict[str, bytes], lines: Sequence[MutableMapping[str, Any]]
 ) -> None:
-    """Check that each checkpoint is either refused by all methods and logged once, or returned unchanged by all.
+    """Check that all methods refuse a checkpoint, and that it is logged once, or that all methods return it unchanged.
 
     Args:
         service: The service.
@@ -229,7 +229,7 @@ async def _assert_refused_or_equal(
 
 
 async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
-    """Return whether a checkpoint is refused as damaged, and check that all methods that read its files agree."""
+    """Return whether all methods that read its files refuse a checkpoint as damaged; check that they all agree."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)
@@ -257,7 +257,7 @@ async def _downloaded(service: Running, name: str) -> bytes:
 
 
 async def _fetched(service: Running, path: str) -> bool:
-    """Return whether the checkpoint can be loaded, after checking its bytes."""
+    """Return whether the checkpoint can be loaded, and check its bytes."""
     with suppress(DomainError):
         assert (await service.weights.fetch_checkpoint(path)).state == STATE
         return True

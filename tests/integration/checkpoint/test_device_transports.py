@@ -67,7 +67,7 @@ async def test_versions_and_checkpoints_travel_over_gloo(service: Running) -> No
 
 
 async def test_transport_is_used_only_if_both_ends_name_it_and_it_pays(tmp_path: Path) -> None:
-    """A state is sent as bytes if it is small, or if the service does not have the transport that the client offers."""
+    """A state is sent as bytes if it is small, or if the service does not have the client's transport."""
     async with serving(tmp_path / 'with', device_transports={**GLOO, 'min_bytes': 2 << 20}) as one:
         with acting_for(ALICE):
             await one.weights.publish_version('ad-1', STATES[0], version=1)
@@ -80,7 +80,7 @@ async def test_transport_is_used_only_if_both_ends_name_it_and_it_pays(tmp_path:
 
 
 async def test_segment_is_preferred_to_a_transport(service: Running, tmp_path: Path) -> None:
-    """A client on the service's host receives a version in shared memory, although it offers gloo too."""
+    """A client on the service's host receives a version in shared memory, although the client also offers gloo."""
     client = WeightClient(service.channel, segments=Segments(tmp_path / 'memory'), devices=gloo())
     await service.weights.publish_version('ad-1', STATES[0], version=1)
     assert (await client.fetch_version('ad-1')).encoding is Encoding.SHARED_MEMORY
@@ -97,7 +97,7 @@ class KillingTransport(GlooTransport):
 
 
 async def test_version_survives_the_death_of_the_sender_in_the_middle(tmp_path: Path) -> None:
-    """A service that is killed between two pieces, and started again, sends the same version as bytes."""
+    """A service that is killed between two pieces, and restarted, sends the same version as bytes."""
     settings = (f'listen=127.0.0.1:{free_port()}', 'device_transports.names=[gloo]', 'device_transports.min_bytes=1')
     state = make_state(1, size_bytes=40 << 20)
     service = await ServiceProcess.start(tmp_path, *settings)
@@ -118,7 +118,7 @@ async def test_version_survives_the_death_of_the_sender_in_the_middle(tmp_path: 
 
 
 class SlowTransport(GlooTransport):
-    """Waits for the test before it listens, like a transport that must first resolve the name of its host."""
+    """A transport that waits for the test before it listens, like one that must first resolve its host name."""
 
     has_begun: ClassVar = threading.Event()
     may_listen: ClassVar = threading.Event()
@@ -147,7 +147,7 @@ async def test_cancelled_preparation_leaves_no_listener() -> None:
 
 
 class FaultyDevices(Devices):
-    """Device transports of a subscriber that cause each transfer to fail or to deliver wrong data."""
+    """Device transports of a subscriber that make each transfer fail or deliver wrong data."""
 
     def __init__(self, spoil: Callable[[DeviceTransfer], DeviceTransfer], *, added_bytes: int, damage: int) -> None:
         super().__init__(DevicesConfig(**{**GLOO, 'timeout_seconds': 2.0}))
@@ -174,7 +174,7 @@ def pieces_of(size_bytes: int) -> Callable[[DeviceTransfer], DeviceTransfer]:
 
 
 def meeting(address: str, secret: bytes | None = None) -> Callable[[DeviceTransfer], DeviceTransfer]:
-    """Return a fault: the receiver connects to `address`, if it is not empty, and uses `secret`, if it is given."""
+    """Return a fault: the receiver connects to `address` unless it is empty, and uses `secret` if it is given."""
 
     def spoil(transfer: DeviceTransfer) -> DeviceTransfer:
         known = transfer.rendezvous
@@ -217,7 +217,7 @@ async def test_published_state_over_a_transport_is_refused(service: Running) -> 
 
 
 def test_unusable_configuration_is_refused_at_the_start(tmp_path: Path) -> None:
-    """The error for an unknown transport, or for an unencrypted one that is not allowed, names the setting."""
+    """The error for an unknown transport, or for an unencrypted transport that is not allowed, names the setting."""
     with pytest.raises(ValidationError, match=r'device_transports\.names'):
         CheckpointConfig(state_dir=tmp_path, device_transports={'names': ['mooncake']})  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match=r'device_transports.*is_unencrypted_allowed'):

@@ -42,7 +42,7 @@ async def service(tmp_path: Path, model: Path) -> AsyncIterator[Running]:
 
 
 class Adapter:
-    """Adapter that fits the model; tests change it to make it invalid."""
+    """Adapter that fits the model; tests change the adapter to make it invalid."""
 
     def __init__(self, model: Path) -> None:
         out, width = ModelFolder.open(model).entries[f'{LAYER}.weight'].shape
@@ -85,7 +85,7 @@ def upload(service: Running, data: bytes, base_model: object, *, upload_id: str 
 async def test_valid_adapter_is_accepted(
     service: Running, model: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
-    """A valid archive, compressed or not, becomes a checkpoint with the sent labels, and the upload is removed."""
+    """A valid archive, compressed or not, becomes a checkpoint with the given labels, and the upload is removed."""
     data = pack(Adapter(model).archive(tarfile.TarInfo('README.md')))
     checkpoint = (await upload(service, data, model, user_metadata={'from': 'elsewhere'})).checkpoint
     assert (dict(checkpoint.user_metadata), checkpoint.lora_rank, checkpoint.base_model) == (
@@ -174,7 +174,7 @@ UNSUITABLE: dict[str, tuple[Callable[[Adapter], None], str]] = {
 
 @pytest.mark.parametrize('case', UNSUITABLE)
 async def test_unsuitable_adapter_is_refused(service: Running, model: Path, case: str) -> None:
-    """The refusal of an unsuitable adapter names the cause, and the upload can be repeated with a valid adapter."""
+    """The error for an unsuitable adapter names the cause, and a valid adapter can be uploaded afterwards."""
     damage, offending_name = UNSUITABLE[case]
     adapter = Adapter(model)
     damage(adapter)
@@ -246,7 +246,7 @@ def _globals() -> bytes:
 
 
 def _endless_map() -> bytes:
-    """Return a sparse file whose every map block announces another one."""
+    """Return a sparse file in which every map block announces another map block."""
     first = bytearray(_header(tarfile.GNUTYPE_SPARSE, 0))
     first[482] = 1
     first[148:156] = b'%06o\0 ' % tarfile.calc_chksums(bytes(first))[0]
@@ -282,7 +282,7 @@ async def test_a_malformed_base_model_is_refused(service: Running, model: Path, 
 
 
 async def test_unfinished_uploads_are_limited_per_tenant(service: Running, model: Path) -> None:
-    """A tenant may have 16 unfinished uploads; a finished one no longer counts."""
+    """A tenant may have 16 unfinished uploads; a finished upload does not count."""
     data = Adapter(model).archive()
     header = {'name': 'mine', 'base_model': str(model), 'size_bytes': len(data)}
 

@@ -1,4 +1,4 @@
-"""No acknowledged state is lost by kills and shutdowns of the service during publishes, saves and subscriptions."""
+"""No acknowledged state is lost if the service is killed or stopped during publishes, saves and subscriptions."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ async def test_kill_at_any_byte_never_mixes_or_loses_a_state(tmp_path: Path) -> 
             process = await ServiceProcess.start(tmp_path)
             await until(lambda: _has_no_partial_files(tmp_path))
             newest, saved = await _check(process, state, newest=newest, saved=saved)
-            # Sending the state again has the same outcome whether or not it was committed before the kill.
+            # A repeated send has the same outcome, whether or not the state was committed before the kill.
             await _commit(process, state, version=version, checkpoint=seed % 2 == 1)
             newest, saved = (newest, state) if seed % 2 == 1 else (state, saved)
             await _check(process, state, newest=newest, saved=saved)
@@ -120,7 +120,7 @@ async def _commit(process: ServiceProcess, state: PackedState, *, version: int =
 async def _check(
     process: ServiceProcess, sent: PackedState, *, newest: PackedState, saved: PackedState
 ) -> tuple[PackedState, PackedState]:
-    """Return the newest version and the checkpoint; each must be either the old state or the state that was sent."""
+    """Return the newest version and the checkpoint; each must be either the old state or the sent state."""
     async with _channel(process) as channel:
         with acting_for(ALICE):
             client = WeightClient(channel)
@@ -134,7 +134,7 @@ async def _check(
 def _has_no_partial_files(state_dir: Path) -> bool:
     """Return whether every folder is referenced by a record and can be loaded.
 
-    Right after a start, the result can be False: versions that survived in shared memory may not be on disk yet.
+    The result can be False immediately after a start: versions in shared memory may not be on disk yet.
     """
     slots = [path for path in (state_dir / 'checkpoint' / 'states').glob('*/*/*/*') if path.is_dir()]
     return all(_is_committed(slot) for slot in slots)

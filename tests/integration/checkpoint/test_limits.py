@@ -1,4 +1,4 @@
-"""Tests of the checkpoint service at limits of descriptors and disks, and of the deletion of an adapter's versions."""
+"""Tests of the checkpoint service at limits of descriptors and disks, and of deleting an adapter's versions."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ async def test_versions_of_a_deleted_adapter_are_deleted(tmp_path: Path) -> None
 
 
 async def test_clients_cannot_delete_all_versions(tmp_path: Path) -> None:
-    """Only services may call DeleteVersions; the call of a tenant is refused."""
+    """Only services may call DeleteVersions; a tenant's call is refused."""
     async with serving(tmp_path) as service:
         request = version_service_pb2.DeleteVersionsRequest(adapter_id='ad-1')
         call = service.versions.DeleteVersions(request, metadata=as_tenant('alice'))
@@ -73,7 +73,7 @@ async def test_clients_cannot_delete_all_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('limit', [resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE], ids=['descriptors', 'file size'])
 async def test_save_that_cannot_be_stored_is_refused(tmp_path: Path, limit: int) -> None:
-    """A save without free descriptors or above the file size limit is refused, leaves no files, and can be repeated."""
+    """A save without free descriptors or above the file size limit is refused, leaves no files and can be repeated."""
     async with _process(tmp_path) as (pid, streams):
         frames = publish_frames(make_state(1), checkpoint=weights_pb2.CheckpointTarget(name='first'))
         await streams.Publish(stream_of(*frames))
@@ -102,7 +102,7 @@ async def test_service_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE])
 async def test_errors_of_a_disk_that_cannot_be_used_are_refusals(number: int) -> None:
-    """An error of a full or unusable disk becomes STORE_UNAVAILABLE, and the operation's number can be used again."""
+    """A full or unusable disk gives STORE_UNAVAILABLE, and the operation's number can be used again."""
 
     def fail() -> None:
         raise OSError(number, os.strerror(number))
@@ -118,7 +118,7 @@ async def test_errors_of_a_disk_that_cannot_be_used_are_refusals(number: int) ->
 async def _process(
     folder: Path,
 ) -> AsyncIterator[tuple[int, weight_stream_service_pb2_grpc.WeightStreamServiceStub]]:
-    """Run the service as a process and connect to it on behalf of Alice."""
+    """Run the service as a process, and connect to it on behalf of Alice."""
     service = await ServiceProcess.start(folder)
     channel = open_channel(service.address)
     try:
@@ -130,7 +130,7 @@ async def _process(
 
 
 def _files(state_dir: Path, name: str) -> list[Path]:
-    """Return a checkpoint's files. Its empty folder may remain, because no descriptor was free to remove it."""
+    """Return a checkpoint's files. Its empty folder may remain, because removing it needs a free descriptor."""
     return list(state_dir.glob(f'checkpoint/states/*/*/weights/{name}/*/*'))
 
 

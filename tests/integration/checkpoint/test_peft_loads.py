@@ -26,7 +26,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qwen3_dir: Path, name: str) -> None:
-    """A model loaded from the stored or downloaded folder has bitwise the same logits as the original."""
+    """A model from the stored or downloaded folder has bitwise the logits of the original."""
     config = CONFIGS[name]
     model = _peft_model(tiny_qwen3_dir, config)
     async with serving(tmp_path) as service:
@@ -45,7 +45,7 @@ async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qw
 
 
 def _peft_model(folder: Path, config: LoraConfig) -> peft.PeftModel:
-    """Return a model with random LoRA weights, because PEFT's initial weights have no effect."""
+    """Return a model with random LoRA weights, because PEFT's initial weights do not change results."""
     values = {field: getattr(config, field) for field in config.__dataclass_fields__ if field != 'seed'}
     targets = values.pop('target_modules')
     peft_config = peft.LoraConfig(

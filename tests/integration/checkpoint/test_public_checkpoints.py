@@ -65,7 +65,7 @@ async def _fetch(service: Running, caller: Any) -> bytes:
 
 
 async def test_public_checkpoint_is_read_by_every_tenant_until_it_is_private(service: Running) -> None:
-    """Another tenant can read a checkpoint while it is public, and does not see its folder."""
+    """Another tenant can read a checkpoint while it is public, but does not see its folder."""
     for call in _reads(service):
         assert (await failure_of(call)).reason == 'CHECKPOINT_NOT_FOUND'
     assert (await _set_visibility(service, is_public=True)).is_public
@@ -106,7 +106,7 @@ async def test_only_the_owner_lists_and_changes_a_public_checkpoint(service: Run
 
 
 async def test_own_checkpoint_takes_precedence_over_a_public_one(service: Running) -> None:
-    """A tenant gets its checkpoint instead of another tenant's public one with the same path, and cannot publish it."""
+    """A tenant reads its own checkpoint instead of a public one with the same path, and cannot publish it."""
     await _set_visibility(service, is_public=True)
     own = make_state(3)
     await _save(service, own, caller=BOB)
@@ -141,7 +141,7 @@ async def test_clients_may_not_publish_or_copy_directly(service: Running) -> Non
 
 
 async def test_expired_public_checkpoint_is_not_found(tmp_path: Path) -> None:
-    """An expired public checkpoint is not found by another tenant and is deleted by the next sweep."""
+    """Another tenant does not find an expired public checkpoint, and the next sweep deletes it."""
     clock = FakeClock()
     async with serving(tmp_path, clock=clock) as service:
         await _save(service, STATE, ttl=timedelta(seconds=5))

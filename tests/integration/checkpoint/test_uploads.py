@@ -1,4 +1,4 @@
-"""Uploads of checkpoints over loopback: archives of other tools, interrupted streams, and invalid archives."""
+"""Uploads of checkpoints over loopback: archives from other tools, interrupted streams, and invalid archives."""
 
 import asyncio
 import io
@@ -125,7 +125,7 @@ async def test_names_of_other_tools_are_converted_to_peft_names(service: Running
 
 @pytest.mark.parametrize('seed', range(10))
 async def test_interrupted_upload_resumes(service: Running, tmp_path: Path, seed: int) -> None:
-    """An interrupted upload continues from the reported byte, or from an earlier one."""
+    """An interrupted upload continues from the reported byte or from an earlier byte."""
     rng = random.Random(seed)
     data = _tar(_peft_files(tmp_path))
     parts = [_header(len(data)), *_chunks(data)]
@@ -226,7 +226,7 @@ async def test_random_bytes_are_refused(service: Running) -> None:
     ],
 )
 async def test_bad_uploads_are_refused(service: Running, parts: list[Any], reason: str, field: str) -> None:
-    """The error for a malformed upload stream contains the reason and the name of an invalid field."""
+    """The error for a malformed upload stream has the reason and, if a field is invalid, its name."""
     failure = await failure_of(_upload(service, *parts))
     assert (failure.reason, failure.field) == (reason, field)
 

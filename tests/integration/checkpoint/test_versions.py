@@ -1,4 +1,4 @@
-"""Tests of the version service over loopback, with the metadata that the gateway adds to a client's calls."""
+"""Tests of the version service over loopback, with the metadata that the gateway adds to clients' calls."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,7 +35,7 @@ async def _pin(service: Running, version: int) -> Any:
 
 
 async def test_get_returns_the_newest_version_or_one_by_number(service: Running) -> None:
-    """A version is found by number, and 0 means the newest."""
+    """A version is found by its number; 0 means the newest version."""
     for requested, expected in ((0, 3), (2, 2)):
         request = wire.GetVersionRequest(adapter_id='ad-1', version=requested)
         found = (await service.versions.GetVersion(request, metadata=ALICE_CALLS)).version
@@ -58,7 +58,7 @@ async def test_list_pages_newest_first(service: Running) -> None:
 
 
 async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
-    """A pinned version is not evicted by newer ones, and is evicted once it is unpinned."""
+    """Newer versions do not evict a pinned version; once it is unpinned, it is evicted."""
     assert (await _pin(service, 1)).version.is_pinned
     for version in (4, 5):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
@@ -71,7 +71,7 @@ async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
 
 
 async def test_pins_are_limited(service: Running) -> None:
-    """The number of pinned versions is limited, and pinning a version again does not count twice."""
+    """The number of pinned versions is limited, and a version that is pinned again does not count twice."""
     await _pin(service, 1)
     await _pin(service, 2)
     await _pin(service, 2)
@@ -80,7 +80,7 @@ async def test_pins_are_limited(service: Running) -> None:
 
 
 async def test_only_unneeded_versions_can_be_deleted(service: Running) -> None:
-    """The newest and pinned versions cannot be deleted; a deleted version is removed from disk."""
+    """The newest version and pinned versions cannot be deleted; a deleted version is removed from disk."""
     await _pin(service, 2)
     for version in (2, 3):
         request = wire.DeleteVersionRequest(adapter_id='ad-1', version=version)
@@ -107,7 +107,7 @@ def _request(method: str, adapter_id: str, version: int) -> Any:
 
 @pytest.mark.parametrize('method', REQUESTS)
 async def test_adapter_of_another_tenant_is_not_found(service: Running, method: str) -> None:
-    """Another tenant's adapter is reported exactly like a missing one."""
+    """The error for another tenant's adapter equals the error for a missing adapter."""
     call = getattr(service.versions, method)
     foreign = await failure_of(call(_request(method, 'ad-1', 2), metadata=as_tenant('bob')))
     missing = await failure_of(call(_request(method, 'ad-9', 2), metadata=ALICE_CALLS))
@@ -127,7 +127,7 @@ async def test_error_for_a_missing_version_contains_its_number(service: Running,
 @pytest.mark.parametrize('method', REQUESTS)
 @pytest.mark.parametrize('adapter_id', ['', 'a/b', '..', 'x' * 129])
 async def test_bad_adapter_ids_name_the_field(service: Running, method: str, adapter_id: str) -> None:
-    """An adapter id that is empty, too long, or could be a path is refused, and the error names the field."""
+    """The error for an adapter id that is empty, too long or could be a path names the field."""
     failure = await failure_of(getattr(service.versions, method)(_request(method, adapter_id, 1), metadata=ALICE_CALLS))
     assert (failure.code, failure.field) == ('INVALID_ARGUMENT', 'adapter_id')
 

@@ -1,4 +1,4 @@
-"""Followers that have a base version receive deltas, and followers that share memory receive segments."""
+"""Followers with a base version receive deltas, and followers with shared memory receive segments."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def changed_state(state: PackedState, seed: int) -> PackedState:
 
 
 async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
-    """A follower without shared memory receives the first version whole and later ones as exact, smaller deltas."""
+    """A follower without shared memory receives the first version whole, and later versions as smaller deltas."""
     states = [make_state(1, size_bytes=3 << 20)]
     states += [changed_state(states[-1], 1), changed_state(states[0], 2)]
     received_states = await publish_and_follow(service.weights, service.weights, states)
@@ -66,7 +66,7 @@ async def test_full_parameter_versions_are_published_and_followed(service: Runni
 
 
 async def test_segments_of_killed_services_are_removed_at_shutdown(tmp_path: Path) -> None:
-    """The service removes segments of killed processes when it shuts down."""
+    """When the service shuts down, it removes the segments of killed processes."""
     async with serving(tmp_path):
         segment = tmp_path / 'memory' / f'{"0" * 16}.{"1" * 16}'
         segment.write_bytes(b'weights of a killed process')

@@ -43,7 +43,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def test_published_state_is_fetched_and_followed_bitwise(service: Running) -> None:
-    """Fetch and Subscribe send a published state bitwise unchanged, and Subscribe then sends the synced marker."""
+    """Fetch and Subscribe send a published state bitwise unchanged; Subscribe then sends the synced marker."""
     state = make_state(1, size_bytes=5 * MIB + 8 * 32)
     version = await service.weights.publish_version('ad-1', state, version=3)
     assert (version.version, version.digest, version.size_bytes) == (
@@ -80,7 +80,7 @@ async def test_checkpoint_is_fetched_with_or_without_the_trainer_section(service
 
 @pytest.mark.parametrize('seed', range(20))
 async def test_interrupted_publish_leaves_the_old_version(service: Running, seed: int) -> None:
-    """An interrupted or damaged publish leaves the old version and no other files."""
+    """An interrupted or damaged publish leaves the old version, and no other files."""
     rng = random.Random(seed)
     old, new = make_state(1), make_state(2, size_bytes=rng.randrange(32, 300_000, 32))
     await service.weights.publish_version('ad-1', old, version=1)
@@ -125,7 +125,7 @@ async def _damage(service: Running, frames: list[Any], rng: random.Random) -> No
 
 @pytest.mark.parametrize('seed', range(20))
 async def test_subscribe_resumes_at_any_byte(service: Running, seed: int) -> None:
-    """A subscription resumed at any byte sends exactly the remaining bytes."""
+    """A subscription that resumes at any byte sends exactly the remaining bytes."""
     rng = random.Random(seed)
     state = make_state(seed, size_bytes=rng.randrange(32, 3 * MIB, 32))
     await service.weights.publish_version('ad-1', state, version=1)
@@ -140,7 +140,7 @@ async def test_subscribe_resumes_at_any_byte(service: Running, seed: int) -> Non
 
 
 async def test_resume_of_an_evicted_version_sends_the_newest(service: Running) -> None:
-    """A resume of an evicted version sends the newest version from its first byte."""
+    """If the version to resume was evicted, the newest version is sent from its first byte."""
     for version in range(1, 7):
         await service.weights.publish_version('ad-1', make_state(version), version=version)
     request = wire.SubscribeRequest(adapter_id='ad-1', resume_version=1, resume_offset=100, is_single=True)
@@ -149,7 +149,7 @@ async def test_resume_of_an_evicted_version_sends_the_newest(service: Running) -
     assert (header.version.version, header.resume_offset) == (6, 0)
 
 
-async def test_subscriber_with_the_newest_version_is_synced_at_once(service: Running) -> None:
+async def test_subscriber_with_the_newest_version_is_synced_immediately(service: Running) -> None:
     """A subscriber that has the newest version receives only the synced marker."""
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     request = wire.SubscribeRequest(adapter_id='ad-1', held_version=1, is_single=True)
@@ -176,7 +176,7 @@ async def test_slow_subscriber_delays_no_other_subscriber(service: Running) -> N
 
 
 async def test_repeated_publish_returns_the_recorded_version(service: Running) -> None:
-    """The header of a repeated publish is enough to return the recorded version."""
+    """If a publish is repeated, its header alone is enough to return the recorded version."""
     state = make_state(1, size_bytes=8 * MIB)
     first = await service.weights.publish_version('ad-1', state, version=1)
     assert await service.weights.publish_version('ad-1', state, version=1) == first
@@ -192,7 +192,7 @@ async def test_concurrent_publishes_of_a_state_create_one_version(service: Runni
 
 
 async def test_one_of_two_conflicting_publishes_is_refused(service: Running) -> None:
-    """One of two concurrent publishes of different states under one number is refused."""
+    """One of two concurrent publishes is refused if they have different states and the same number."""
     frames = [publish_frames(make_state(seed, size_bytes=MIB)) for seed in (1, 2)]
     calls = [service.streams.Publish(stream_of(*each)) for each in frames]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -202,7 +202,7 @@ async def test_one_of_two_conflicting_publishes_is_refused(service: Running) -> 
 
 @pytest.mark.parametrize('version', [1, 2])
 async def test_older_or_other_version_is_a_conflict(service: Running, version: int) -> None:
-    """A publish is refused if its number is below the newest one, or belongs to a different state."""
+    """A publish is refused if its number is below the newest number, or belongs to a different state."""
     await service.weights.publish_version('ad-1', make_state(1), version=2)
     failure = await failure_of(service.streams.Publish(stream_of(*publish_frames(make_state(9), version=version))))
     assert (failure.code, failure.reason) == ('ABORTED', 'VERSION_CONFLICT')
@@ -210,7 +210,7 @@ async def test_older_or_other_version_is_a_conflict(service: Running, version: i
 
 
 async def test_existing_checkpoint_is_replaced_only_if_allowed(service: Running) -> None:
-    """A checkpoint is replaced only if overwriting is allowed, and then the old state is deleted."""
+    """A checkpoint is replaced only if overwriting is allowed; then the old state is deleted."""
     old, new = make_state(1), make_state(2)
     target = weights_pb2.CheckpointTarget(name='best')
     await service.weights.save_checkpoint('ad-1', old, target)
@@ -223,7 +223,7 @@ async def test_existing_checkpoint_is_replaced_only_if_allowed(service: Running)
 
 
 async def test_state_of_another_tenant_is_not_found(service: Running) -> None:
-    """Another tenant's version or checkpoint is reported exactly like a missing one."""
+    """The error for another tenant's version or checkpoint equals the error for a missing one."""
     target = weights_pb2.CheckpointTarget(name='final')
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     await service.weights.save_checkpoint('ad-1', make_state(1), target)

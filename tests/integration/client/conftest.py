@@ -24,5 +24,5 @@ async def client(gateway: FakeGateway) -> AsyncIterator[TwinkleClient]:
     """A client that retries for at most five seconds."""
     client = TwinkleClient(f'http://127.0.0.1:{gateway.port}', API_KEY, retry_timeout=timedelta(seconds=5))
     yield client
-    # Closing blocks until the session has ended, and the gateway runs in this event loop.
+    # `close` blocks until the session has ended, and the gateway runs in this event loop.
     await asyncio.to_thread(client.close)

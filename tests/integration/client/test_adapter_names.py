@@ -1,4 +1,4 @@
-"""Each model handle has separate adapter names."""
+"""Each model handle has its own adapter names."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from twinkle_client.sampler import Sampler
 
 
 async def test_two_handles_share_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Each handle trains its own adapter, and a sampler refuses the ambiguous name until one adapter is removed."""
+    """Each handle trains its own adapter; a sampler refuses the ambiguous name until one adapter is removed."""
     first, second = (MultiLoraTransformersModel('tiny', client=client) for _ in range(2))
     ids = list[str]()
     for model in (first, second):
@@ -30,7 +30,7 @@ async def test_two_handles_share_a_name(gateway: FakeGateway, client: TwinkleCli
 
 
 async def test_name_is_unique_within_a_handle(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A name is reserved while its adapter is being created, and a refused creation releases it."""
+    """A name is reserved while its adapter is being created; a refused creation releases the name."""
     model = MultiLoraTransformersModel('tiny', client=client)
     gateway.fail('CreateAdapter', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))
     with pytest.raises(UsageError):
@@ -45,7 +45,7 @@ async def test_name_is_unique_within_a_handle(gateway: FakeGateway, client: Twin
 
 
 async def test_adapter_needs_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """An empty name is refused, because a sampler interprets it as the base model."""
+    """An empty name is refused, because a sampler interprets an empty name as the base model."""
     with pytest.raises(ValueError, match='adapter_name'):
         await MultiLoraTransformersModel('tiny', client=client).add_adapter_to_model.aio('')
     assert gateway.calls['CreateAdapter'] == []

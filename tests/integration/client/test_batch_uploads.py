@@ -34,7 +34,7 @@ def received_tokens(gateway: FakeGateway, number: int = 1) -> np.ndarray:
 
 
 async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A batch above the message limit is uploaded, and its operation contains the options and names the upload."""
+    """A batch above the message limit is uploaded; its operation has the options and the id of the upload."""
     await model.forward_backward.aio([FEATURE], temperature=0.5)
     np.testing.assert_array_equal(received_tokens(gateway), FEATURE['input_ids'])
     assert gateway.operations[1].forward_backward.options.temperature == 0.5
@@ -44,7 +44,7 @@ async def test_large_batch_is_uploaded(gateway: FakeGateway, model: MultiLoraTra
 async def test_uploaded_and_small_batches_have_the_same_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Except for the batch, the operation of an uploaded batch equals that of a batch that fits into the message."""
+    """Except for the batch, the operation of an uploaded batch equals that of a batch inside the message."""
     verbs: list[ForwardBackward] = []
     for number, length in enumerate((2, LENGTH), start=1):
         feature = {name: column[:length] for name, column in FEATURE.items()}
@@ -58,7 +58,7 @@ async def test_uploaded_and_small_batches_have_the_same_operation(
 
 
 async def test_small_batch_is_sent_in_the_operation(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A batch below the message limit needs neither an upload nor a query of the server's limits."""
+    """A batch below the message limit needs no upload and no query of the server's limits."""
     await model.forward_backward.aio([{'input_ids': [1, 2], 'labels': [2, 3]}])
     assert gateway.calls['UploadBatch'] == gateway.calls['GetServerInfo'] == []
 
@@ -72,7 +72,7 @@ async def test_interrupted_upload_is_resumed(gateway: FakeGateway, model: MultiL
 
 
 async def test_repeated_batch_is_not_uploaded_again(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The id of an upload is derived from its content, so a repeated batch needs only one call of UploadBatch."""
+    """An upload's id depends on its content, so a repeated batch needs only one call of UploadBatch."""
     await model.forward_backward.aio([FEATURE])
     before = len(gateway.calls['UploadBatch'])
     await model.forward_backward.aio([FEATURE])
@@ -98,7 +98,7 @@ async def test_expired_upload_is_sent_again(
 async def test_operations_wait_for_the_upload_of_an_earlier_batch(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Operations of a pipeline are applied in order even if the batch of the first one must be uploaded."""
+    """The operations of a pipeline are applied in order even if the first operation's batch must be uploaded."""
     async with model.pipeline():
         await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), model.zero_grad.aio())
     assert gateway.applied == ['forward_backward', 'step', 'zero_grad']
@@ -108,7 +108,7 @@ async def test_operations_wait_for_the_upload_of_an_earlier_batch(
 async def test_refused_upload_fails_only_its_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, is_pipelined: bool
 ) -> None:
-    """The refusal of an upload is raised to the caller, and the next operation uses the same sequence number."""
+    """A refused upload raises an error for its operation, and the next operation uses the same sequence number."""
     quota_exceeded = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED')
     gateway.fail('UploadBatch', quota_exceeded)
     if is_pipelined:

@@ -1,4 +1,4 @@
-"""The logs of the services that `twinkle up` starts."""
+"""Tests of the logs of services that `twinkle up` starts."""
 
 import time
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_log_of_a_started_service_is_bounded(tmp_path: Path) -> None:
 
 
 def _log_refusals(channel: grpc.Channel, log: Path) -> None:
-    """Make the service log more than fits into two files; while a file is full, wait until the service empties it."""
+    """Make the service log more than two files hold; while a file is full, wait until the service empties it."""
     stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
     request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path='twinkle://ad-1/weights/missing')
     for _ in range(5 * LIMIT_BYTES // 100):

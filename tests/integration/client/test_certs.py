@@ -39,7 +39,7 @@ def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path)
 
 
 def test_certificate_without_its_key_is_replaced(tmp_path: Path) -> None:
-    """A service whose key was lost gets a new pair with the same hosts, and no other file changes."""
+    """A service whose key was lost gets a new pair for the same hosts, and no other file changes."""
     assert _certs(str(tmp_path), '--host', 'model=10.0.0.5')[0] == 0
     before = _contents(tmp_path)
     (tmp_path / 'model.key').unlink()
@@ -75,7 +75,7 @@ def test_stack_renews_certificates_before_they_expire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', ['sampler', 'sampler-2'])
 def test_every_process_of_a_service_uses_its_certificate(tmp_path: Path, name: str) -> None:
-    """Every sampler process uses the certificate of the sampler service and verifies other services by their names."""
+    """Every sampler process uses the sampler service's certificate, and verifies other services by their names."""
     section = tls_settings(tmp_path / 'ca.crt', name)
     assert section['certificate'] == str(tmp_path / 'sampler.crt')
     assert section['server_names'] == {service: service for service in SERVICES}
@@ -83,7 +83,7 @@ def test_every_process_of_a_service_uses_its_certificate(tmp_path: Path, name: s
 
 @pytest.mark.parametrize(('text', 'is_secure'), [('tls: true', True), ('tls: false', False), ('{}', False)])
 def test_stack_file_enables_tls(tmp_path: Path, text: str, *, is_secure: bool) -> None:
-    """The key `tls` of a stack file enables TLS, as the option `--tls` does."""
+    """The key `tls` of a stack file enables TLS, like the option `--tls`."""
     (tmp_path / 'stack.yaml').write_text(text)
     assert StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml').tls is is_secure
 

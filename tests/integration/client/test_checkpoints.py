@@ -1,4 +1,4 @@
-"""Checkpoint calls of a client and of the command line, through a gateway and a real checkpoint service."""
+"""Checkpoint calls of a client and the command line, with a gateway and a real checkpoint service."""
 
 import asyncio
 import sys
@@ -38,10 +38,10 @@ class Deployment:
     checkpoints: Running
     secret: str
     adapter: Path
-    """A folder in the format of PEFT."""
+    """A folder in PEFT's format."""
 
     def run(self, act: Callable[[TwinkleClient, CheckpointLibrary], Any]) -> Any:
-        """Return a coroutine that calls `act` in a thread with a new client and its checkpoint library."""
+        """Return a coroutine that calls `act` in a thread, with a new client and its checkpoint library."""
 
         def program() -> Any:
             with TwinkleClient(f'http://{self.gateway.address}', self.secret) as client:
@@ -157,7 +157,7 @@ async def test_upload_of_an_invalid_adapter_is_refused(deployment: Deployment, t
 
 @pytest.mark.slow
 async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) -> None:
-    """`verify` prints the state of each checkpoint; for a damaged file it exits with status 1 and suggests a remedy."""
+    """`verify` prints the state of each checkpoint; for a damaged file it exits with status 1 and gives a solution."""
 
     async def run(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, '-m', 'twinkle_client.cli', 'checkpoint', *arguments]
@@ -189,7 +189,7 @@ async def test_verify_command_names_damaged_checkpoints(deployment: Deployment) 
 
 
 async def test_checkpoint_commands(deployment: Deployment, tmp_path: Path) -> None:
-    """The commands that upload, publish, expire, list, push, download and delete checkpoints work through a gateway."""
+    """The commands that upload, publish, expire, list, push, download and delete checkpoints work with a gateway."""
 
     async def run(*arguments: str, status: int = 0) -> str:
         result = await asyncio.to_thread(CliRunner().invoke, app, ['checkpoint', *arguments])

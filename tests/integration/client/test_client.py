@@ -33,7 +33,7 @@ async def test_call_carries_key_and_request_id(gateway: FakeGateway, client: Twi
 
 
 async def test_blocking_and_async_forms_agree(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A remote method returns the same result whether it blocks, returns a future or is awaited."""
+    """A remote method returns the same result when it blocks, returns a future or is awaited."""
     blocking = await asyncio.to_thread(client.get_server_info)
     future = await asyncio.wrap_future(client.get_server_info.submit())
     assert blocking == future == await client.get_server_info.aio()
@@ -75,7 +75,7 @@ async def test_call_survives_a_restart_of_the_server(gateway: FakeGateway, clien
     assert (await call).contract_version == 'v1'
 
 
-async def test_unknown_key_is_refused_at_once(gateway: FakeGateway) -> None:
+async def test_unknown_key_is_refused_immediately(gateway: FakeGateway) -> None:
     """An unknown key raises AccessError."""
     client = TwinkleClient(f'127.0.0.1:{gateway.port}', 'sk-wrong')
     with pytest.raises(AccessError):
@@ -136,7 +136,7 @@ async def test_interrupted_download_is_resumed(gateway: FakeGateway, client: Twi
 
 
 async def test_init_sets_the_default_client(gateway: FakeGateway) -> None:
-    """`init_twinkle_client` sets the current client, and closing the client finishes its session."""
+    """`init_twinkle_client` sets the current client; closing the client finishes its session."""
     client = await asyncio.to_thread(init_twinkle_client, f'127.0.0.1:{gateway.port}', API_KEY)
     assert current_client() is client
     await asyncio.to_thread(client.close)

@@ -1,4 +1,4 @@
-"""Tests `twinkle console` and one-time links against a real gateway."""
+"""Tests of `twinkle console` and of one-time links, with a real gateway."""
 
 import asyncio
 import os
@@ -31,14 +31,14 @@ async def log_in(url: str, **options: Any) -> int:
 
 
 async def test_command_prints_a_link_that_logs_in_once(tmp_path: Path) -> None:
-    """The printed link logs a browser in once, with the key of the environment."""
+    """The printed link logs a browser in once, with the key from the environment."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         address = f'http://{gateway.http_address}'
         result = await asyncio.to_thread(
             CliRunner().invoke, app, ['console', '--http', address], env={**os.environ, 'TWINKLE_API_KEY': ADMIN_KEY}
         )
         assert result.exit_code == 0, result.output
-        # The gateway, which runs in this process, may log between the command's lines.
+        # The gateway runs in this process and may log between the command's lines.
         (url,) = [line for line in result.stdout.splitlines() if line.startswith(f'{address}/console/#/login/')]
         assert [await log_in(url), await log_in(url)] == [200, 401]
 
@@ -60,7 +60,7 @@ async def test_link_of_a_server_with_tls(tmp_path: Path) -> None:
 
 
 async def test_reason_for_a_missing_link_is_named(tmp_path: Path) -> None:
-    """The error for a missing link blames a wrong key, a disabled console or an address that is not a gateway's."""
+    """The error for a missing link names the cause: a wrong key, a disabled console, or an address of no gateway."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         with pytest.raises(ConsoleUnavailable, match='key is not valid'):
             await link_for(gateway.http_address, key='tml-wrong')
@@ -78,7 +78,7 @@ async def test_reason_for_a_missing_link_is_named(tmp_path: Path) -> None:
 async def test_started_stack_prints_a_link_if_it_has_a_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_served: bool
 ) -> None:
-    """`twinkle up` prints a link that logs in with the stack's key, and nothing if the console is disabled."""
+    """`twinkle up` prints a link that logs in with the stack's key, and no link if the console is disabled."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0', console=is_served) as gateway:
         key_path(tmp_path).write_text(f'{ADMIN_KEY}\n')
         state = StackState.create(tmp_path, base_model='tiny', services=(), http_address=gateway.http_address)

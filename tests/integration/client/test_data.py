@@ -71,7 +71,7 @@ async def test_preprocessor_object_becomes_name_and_arguments(gateway: FakeGatew
 
 
 async def test_function_is_refused(client: TwinkleClient) -> None:
-    """A function is refused, because code is not sent, and the error says what to pass instead."""
+    """A function is refused, because code is not sent; the error names an alternative."""
     with pytest.raises(TypeError, match='name'):
         await Dataset('org/name', client=client).map.aio(lambda row: row)
 
@@ -86,7 +86,7 @@ async def test_every_row_is_delivered_once_despite_an_interruption(gateway: Fake
 
 
 async def test_resumed_loader_continues_after_the_last_batch(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A state that was taken between two batches resumes another loader at the next batch."""
+    """A state from between two batches makes another loader resume at the next batch."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     async for _ in loader:
         state = loader.get_state()
@@ -100,7 +100,7 @@ async def test_resumed_loader_continues_after_the_last_batch(gateway: FakeGatewa
 
 
 async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The number of consumed rows is enough to resume, and an invalid state is refused."""
+    """The number of consumed rows is enough to resume; an invalid state is refused."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4)
     loader.resume_from_checkpoint(8)
     assert [[int(feature['input_ids'][0]) for feature in batch] async for batch in loader] == [[8, 9]]
@@ -111,7 +111,7 @@ async def test_loader_resumes_from_a_row_count(gateway: FakeGateway, client: Twi
 
 
 async def test_handles_identify_the_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Handles identify the batches of all epochs, or those after a given state, without reading the batches."""
+    """Handles identify all batches, or the batches after a given state, without reading them."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=2)
     handles = [handle async for handle in loader.handles.aio()]
     assert [(handle.consumed_rows, len(handle)) for handle in handles] == [
@@ -127,7 +127,7 @@ async def test_handles_identify_the_batches(gateway: FakeGateway, client: Twinkl
 
 
 async def test_handles_exclude_dropped_batches(client: TwinkleClient) -> None:
-    """Incomplete last batches are excluded with `drop_last`, and `batch_at` refuses a position without a batch."""
+    """Incomplete last batches have no handles with `drop_last`, and `batch_at` refuses a position without a batch."""
     loader = DataLoader(Dataset('org/name', client=client), batch_size=4, epochs=0, drop_last=True)
     handles = loader.handles.aio()
     assert [(await anext(handles)).consumed_rows for _ in range(4)] == [0, 4, 8, 12]
@@ -171,7 +171,7 @@ async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, clie
 
 
 async def test_lazy_dataset_is_requested_as_lazy(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Only a lazy dataset is requested with `is_lazy`, and classes for streaming raise an error that names them."""
+    """Only a lazy dataset is requested with `is_lazy`; the error for a streaming class names the class."""
     dataset = LazyDataset('org/name', client=client)
     await dataset.encode.aio()
     await Dataset('org/name', client=client).describe.aio()
@@ -204,7 +204,7 @@ async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGa
 
 
 async def test_rows_are_shown_with_tokens_and_problems(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Rows have their columns and arrays of tokens, and a row that a step refuses has the server's problem."""
+    """Rows have their columns and arrays of tokens; a row that a step refuses has the server's problem."""
     shown, bad = await LazyDataset('org/name', client=client).peek.aio(4, row_count=2)
     (request,) = gateway.calls['PeekRows']
     assert (request.dataset_id, request.begin_row, request.row_count) == ('ds-1', 4, 2)
@@ -230,7 +230,7 @@ async def test_rows_are_saved_locally_despite_an_interruption(
 async def test_refused_export_leaves_the_file_unchanged(
     gateway: FakeGateway, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """A refused export does not change the existing file and leaves no partial file behind."""
+    """A refused export does not change the existing file and leaves no partial file."""
     path = tmp_path / 'rows.jsonl'
     path.write_text('before')
     gateway.fail('AfterExportChunk', failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD'))

@@ -1,4 +1,4 @@
-"""Discovery of a gateway's gRPC port from its HTTP address."""
+"""A client finds a gateway's gRPC port from the gateway's HTTP address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +17,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) -> None:
-    """The client sends its calls to the gRPC port in the response of the HTTP server."""
+    """The client sends its calls to the gRPC port that the HTTP server's response contains."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         client = await asyncio.to_thread(TwinkleClient, f'http://{gateway.http_address}', ADMIN_KEY)
         try:
@@ -29,7 +29,7 @@ async def test_client_finds_the_grpc_port_from_the_http_address(tmp_path: Path) 
 
 
 async def test_grpc_address_is_used_unchanged(gateway: FakeGateway) -> None:
-    """The address of a server without HTTP/1.1 is used unchanged."""
+    """The address of a server that does not serve HTTP/1.1 is used unchanged."""
     address = f'http://127.0.0.1:{gateway.port}'
     assert await asyncio.to_thread(grpc_address, address) == address
     client = await asyncio.to_thread(TwinkleClient, address, API_KEY)

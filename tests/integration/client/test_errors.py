@@ -1,4 +1,4 @@
-"""Tracebacks, signatures and errors of the client's methods."""
+"""Tests of tracebacks, signatures and errors of the client's methods."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ REFUSED = failure(grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD', field='name
 
 
 async def test_traceback_of_a_refused_call_shows_the_program(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """The traceback of a call has one frame of the client, at its end; `.aio` raises the same error."""
+    """The traceback of a call ends with the client's only frame; `.aio` raises the same error."""
     gateway.fail('GetServerInfo', REFUSED, REFUSED)
     with pytest.raises(UsageError) as refusal:
         await asyncio.to_thread(client.get_server_info)
@@ -42,6 +42,6 @@ async def test_methods_can_be_called_on_the_class(client: TwinkleClient) -> None
 
 
 async def test_name_of_a_missing_file_is_no_hub_dataset(client: TwinkleClient) -> None:
-    """An id with the suffix of a data file is a local path, and a missing file raises FileNotFoundError."""
+    """An id with the suffix of a data file is a local path; a missing file raises FileNotFoundError."""
     with pytest.raises(FileNotFoundError, match=r"there is no file 'rows.csv' in /"):
         await Dataset('rows.csv', client=client).map.aio('Processor')

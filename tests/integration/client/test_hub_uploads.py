@@ -1,4 +1,4 @@
-"""`upload_to_hub` of a model handle, through a real gateway and a real checkpoint service."""
+"""Tests of a model handle's `upload_to_hub`, with a real gateway and a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -50,7 +50,7 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A hub on loopback that all processes of the test use instead of the public hub."""
+    """A hub on loopback that all processes of the test use in place of the public hub."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         # The fake hub supports only the older protocol for large files.
@@ -67,7 +67,7 @@ async def test_synchronous_upload_is_complete_on_return(run: Callable[[Program],
 
 
 async def test_asynchronous_upload_runs_in_the_background(run: Callable[[Program], Any], hub: FakeHub) -> None:
-    """An asynchronous upload returns an unfinished export, whose id can be used to wait for the upload."""
+    """An asynchronous upload returns an unfinished export, and its id can be used to wait for the upload."""
 
     def act(model: MultiLoraTransformersModel, library: CheckpointLibrary, path: str) -> Any:
         export = model.upload_to_hub(path, 'hf://org/name', 'hf_right')
@@ -102,7 +102,7 @@ async def test_refused_upload_raises_an_error(run: Callable[[Program], Any], hub
         ('twinkle://nobody/weights/final', 'hf://org/name', 'hf_right', NotFoundError, 'nobody'),
     ],
 )
-async def test_invalid_upload_is_refused_at_once(
+async def test_invalid_upload_is_refused_immediately(
     run: Callable[[Program], Any], checkpoint: str, target: str, token: str | None, kind: type[Exception], word: str
 ) -> None:
     """The error for an invalid upload names the argument or value, and no export is created."""

@@ -1,4 +1,4 @@
-"""Commands of administrators against a running gateway."""
+"""Tests of administrators' commands with a running gateway."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _secret_of(result: Any) -> str:
-    # The gateway, which runs in this process, may log between the command's lines.
+    # The gateway runs in this process and may log between the command's lines.
     (secret,) = [line for line in result.stdout.splitlines() if line.startswith('tml-')]
     return secret
 
@@ -60,12 +60,12 @@ async def test_key_is_created_for_a_project_and_rotated(gateway: RunningGateway,
         await _begin_session(gateway, successor)
     assert await _begin_session(gateway, last) == 'rl'
     listed = (await run('keys', 'list', 'lab')).output
-    # Each key id appears in its own line and in that of its successor. No secret is shown.
+    # Each key id appears in its own line and in its successor's line. No secret is shown.
     assert [listed.count(item) for item in (key_id, successor_id, secret)] == [2, 2, 0]
 
 
 async def test_empty_lists_print_one_line(run: Any) -> None:
-    """A list without rows prints one line to stderr and no table."""
+    """An empty list prints one line to stderr, and no table."""
     assert (await run('tenants', 'create', 'lab')).exit_code == 0
     for command, line in {
         ('projects', 'list', 'lab'): 'tenant lab has no projects',
@@ -75,12 +75,12 @@ async def test_empty_lists_print_one_line(run: Any) -> None:
     }.items():
         listed = await run(*command)
         assert (listed.exit_code, listed.stderr.strip()) == (0, line), command
-        # The gateway in this process may log to stdout, so only the absence of a table is checked.
+        # The gateway in this process may log to stdout, so the test only checks that there is no table.
         assert '━' not in listed.stdout
 
 
 async def test_unknown_projects_keys_tenants_and_times_are_refused(gateway: RunningGateway, run: Any) -> None:
-    """An invalid value is refused, and the error for an unknown project names the command that creates it."""
+    """Invalid values are refused, and the error for an unknown project names the command that creates a project."""
     await run('tenants', 'create', 'lab')
     unknown = await run('keys', 'create', 'lab', '--project', 'nowhere')
     assert (unknown.exit_code, 'twinkle projects create' in unknown.output) == (1, True)
@@ -96,7 +96,7 @@ async def test_commands_of_administrators_print_json(run: Any) -> None:
     """Lists, new keys and quotas are printed as JSON with `--json`, with the names of the contract."""
 
     async def result_of(*arguments: str) -> Any:
-        # The gateway, which runs in this process, may log between the command's lines.
+        # The gateway runs in this process and may log between the command's lines.
         output = (await run(*arguments, '--json')).stdout
         (line,) = [line for line in output.splitlines() if line.startswith(('[', '{'))]
         return json.loads(line)

@@ -56,13 +56,13 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_forked_child_starts_a_new_loop() -> None:
-    """A loop that was started before a fork works only in the parent; the child can start another without warnings."""
+    """A loop that starts before a fork works only in the parent; the child can start its own loop without warnings."""
     done = _run(_FORK)
     assert (done.returncode, done.stderr) == (0, '')
 
 
 def test_interpreter_exit_cancels_running_tasks() -> None:
-    """A program that never stops its loop exits without warnings, after its tasks were cancelled."""
+    """A program that never stops its loop exits without warnings after its tasks were cancelled."""
     done = _run(_EXIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'cancelled\n', '')
 

@@ -1,4 +1,4 @@
-"""The model handle: every operation is numbered and applied once, and refused numbers are reused."""
+"""The model handle: every operation is numbered and applied once, and numbers of refused operations are used again."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ async def test_verbs_of_a_training_loop_arrive_in_order(
 async def test_operation_with_a_lost_response_is_applied_once(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An operation whose response was lost is sent again and answered from the record."""
+    """An operation whose response is lost is sent again and gets the recorded result."""
     gateway.fail('AfterExecute', *[UNREACHABLE] * 4)
     await model.step.aio()
     assert gateway.applied == ['step']
@@ -85,7 +85,7 @@ async def test_number_of_a_refused_operation_is_reused(gateway: FakeGateway, mod
 async def test_ambiguous_failure_is_resolved_before_the_next_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel, *, was_applied: bool
 ) -> None:
-    """The next operation gets a new number only if the operation with the ambiguous failure was applied."""
+    """The operation after an ambiguous failure gets a new number only if the failed operation was applied."""
     gateway.fail('AfterExecute' if was_applied else 'Execute', failure(grpc.StatusCode.INTERNAL, 'INTERNAL'))
     with pytest.raises(ServerError):
         await model.step.aio()
@@ -110,7 +110,7 @@ async def test_disposition_makes_the_query_unnecessary(
 async def test_number_used_by_another_program_is_refused_once(
     gateway: FakeGateway, client: TwinkleClient, model: MultiLoraTransformersModel
 ) -> None:
-    """An operation is refused once if another handle has used the number; the next operation gets an unused number."""
+    """An operation is refused once if another handle has used its number; the next operation gets an unused number."""
     other = MultiLoraTransformersModel('tiny', client=client)
     await other.attach_adapter.aio('same', RUN_ID)
     await other.zero_grad.aio()
@@ -139,7 +139,7 @@ async def test_pipeline_sends_operations_in_order_without_waiting(
 async def test_broken_pipeline_applies_each_operation_once(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Unanswered operations of an interrupted stream are sent again and answered from the record."""
+    """Unanswered operations of an interrupted stream are sent again and get their recorded results."""
     gateway.fail('Operation', UNREACHABLE)
     async with model.pipeline():
         await asyncio.gather(model.forward_backward.aio([FEATURE]), model.clip_grad_and_step.aio())
@@ -150,7 +150,7 @@ async def test_broken_pipeline_applies_each_operation_once(
 async def test_refusal_in_a_pipeline_fails_the_operations_after_it(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """No operation after a refused one is applied, and the next operation uses the refused number."""
+    """No operation after a refused operation is applied, and the next operation uses the refused operation's number."""
     gateway.fail('Operation', BAD_FIELD)
     async with model.pipeline():
         outcomes = await asyncio.gather(
@@ -165,7 +165,7 @@ async def test_refusal_in_a_pipeline_fails_the_operations_after_it(
 async def test_refusal_of_a_call_does_not_fail_concurrent_calls(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An empty `configure` operation takes the number of the refused call, so the concurrent call succeeds."""
+    """An empty `configure` operation takes the refused call's number, so that the concurrent call succeeds."""
     gateway.fail('Execute', BAD_FIELD)
     outcomes = await asyncio.gather(model.forward_backward.aio([FEATURE]), model.step.aio(), return_exceptions=True)
     assert isinstance(outcomes[0], UsageError)
@@ -176,7 +176,7 @@ async def test_refusal_of_a_call_does_not_fail_concurrent_calls(
 async def test_unjournaled_operation_of_a_pipeline_is_sent_again(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An operation that gets a retryable response within a pipeline is sent again on the same stream."""
+    """If an operation of a pipeline gets a retryable error, it is sent again on the same stream."""
     gateway.fail('Answer', failure(grpc.StatusCode.UNAVAILABLE, 'JOURNAL_UNAVAILABLE', retry_seconds=0.01))
     async with model.pipeline():
         await model.forward_backward.aio([FEATURE])
@@ -215,7 +215,7 @@ async def test_unknown_adapter_name_is_refused_by_the_client(model: MultiLoraTra
 async def test_batch_handle_is_sent_instead_of_features(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A handle is sent as the loader's id and a cursor; per-example arguments and custom losses are refused at once."""
+    """A handle is sent as the loader's id and a cursor; per-example arguments and custom losses are refused."""
     handle = BatchHandle(loader_id='ld-1', consumed_rows=4, cursor_state=b's')
     await model.forward_backward.aio(handle, temperature=0.5)
     batch = gateway.memory.operations[1].forward_backward.batch

@@ -20,7 +20,7 @@ NOT_READY = failure(grpc.StatusCode.UNAVAILABLE, 'VERSION_NOT_READY')
 
 
 class Warnings(logging.Handler):
-    """Collects the client's warnings and the number of calls before each warning."""
+    """Collects the client's warnings, and the number of calls before each warning."""
 
     def __init__(self, gateway: FakeGateway) -> None:
         super().__init__(logging.WARNING)
@@ -50,7 +50,7 @@ async def warnings(gateway: FakeGateway) -> AsyncIterator[Warnings]:
 async def test_unavailable_service_is_reported_after_a_second(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """The warning is logged before the attempt at 1.4 seconds, and names the service and the remaining time."""
+    """The warning is logged before the attempt at 1.4 seconds; it names the service and the remaining time."""
     gateway.fail('GetServerInfo', *[UNREACHABLE] * 3)
     await client.get_server_info.aio()
     (message,) = warnings.messages
@@ -62,7 +62,7 @@ async def test_unavailable_service_is_reported_after_a_second(
 async def test_outage_is_reported_once_for_all_calls(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """Calls that wait for the same service share one warning; the next outage is reported again."""
+    """Calls that wait for the same service share one warning; a later outage causes a new warning."""
     for count in (1, 2):
         gateway.fail('GetServerInfo', *[UNREACHABLE] * 15)
         await asyncio.gather(*(client.get_server_info.aio() for _ in range(5)))
@@ -70,7 +70,7 @@ async def test_outage_is_reported_once_for_all_calls(
 
 
 async def test_stopped_gateway_is_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
-    """A stopped gateway is reported while a call and a pipeline wait, and both continue after its restart."""
+    """A stopped gateway causes a warning while a call and a pipeline wait; both continue after its restart."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('default')
     async with model.pipeline():
@@ -93,10 +93,10 @@ async def test_expected_refusals_are_not_reported(
     assert warnings.messages == []
 
 
-async def test_service_that_a_running_response_waits_for_is_reported(
+async def test_unavailable_service_behind_a_running_response_is_reported(
     gateway: FakeGateway, client: TwinkleClient, warnings: Warnings
 ) -> None:
-    """Silent streams share one warning; the next outage of the service is reported again."""
+    """Silent streams share one warning; a later outage of the service causes a new warning."""
     sampler = Sampler('tiny', client=client)
     streams = [asyncio.create_task(read_all(sampler)) for _ in range(3)]
     for count in (1, 2):
@@ -113,7 +113,7 @@ async def test_service_that_a_running_response_waits_for_is_reported(
 
 
 async def test_slow_response_is_not_reported(gateway: FakeGateway, client: TwinkleClient, warnings: Warnings) -> None:
-    """A stream that is silent while all services respond causes queries of the services, but no warning."""
+    """If a stream is silent while all services respond, the client queries the services but logs no warning."""
     stream = asyncio.create_task(read_all(Sampler('tiny', client=client)))
     await question(gateway)
     stream.cancel()

@@ -28,7 +28,7 @@ def run(fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def json_of(result: Any) -> Any:
-    """Return the JSON that a command printed, without lines that the gateway in this process logged in between."""
+    """Return the JSON that a command printed, without log lines of the gateway in this process."""
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     begin = next(index for index, line in enumerate(lines) if line.startswith(('{', '[')))
@@ -37,7 +37,7 @@ def json_of(result: Any) -> Any:
 
 
 async def test_quota_set_changes_only_the_named_limits(run: Any) -> None:
-    """Limits that are not named are kept, and the value `default` resets a limit."""
+    """Limits that are not named are kept; the value `default` resets a limit."""
     await run('quota', 'set', 'default', 'max_adapters=3', 'weight=2.5')
     changed = await run('quota', 'set', 'default', 'stored_bytes=1000', 'max_adapters=default')
     assert changed.exit_code == 0, changed.output
@@ -58,7 +58,7 @@ async def test_invalid_limits_and_tenants_are_refused(run: Any) -> None:
 
 
 async def test_usage_is_shown_by_run(run: Any, fleet: RunningFleet) -> None:
-    """An administrator sees the usage of the key's tenant and of a named tenant, with a line for the total."""
+    """An administrator sees the usage of the key's tenant or of a named tenant, with a line for the total."""
     async for _ in fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN):
         pass
     expected = {

@@ -1,4 +1,4 @@
-"""Operations survive restarts of the service: they are sent again and applied once."""
+"""Operations survive restarts of the service: they are sent again, and each is applied once."""
 
 import asyncio
 from datetime import timedelta
@@ -30,7 +30,7 @@ async def restart(gateway: FakeGateway) -> None:
 
 
 async def test_call_survives_a_restart_of_the_service(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A call that is interrupted by a restart completes afterwards and is applied once."""
+    """A call that a restart interrupts completes afterwards and is applied once."""
     gateway.memory.gate.clear()
     step = asyncio.create_task(model.step.aio())
     await gateway.memory.is_called.wait()
@@ -44,7 +44,7 @@ async def test_call_survives_a_restart_of_the_service(gateway: FakeGateway, mode
 async def test_pipeline_survives_restarts_of_the_service(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """Unanswered operations of a pipeline are sent again and applied once."""
+    """Unanswered operations of a pipeline are sent again, and each is applied once."""
     async with model.pipeline():
         steps = []
         for index in range(24):
@@ -61,7 +61,7 @@ async def test_pipeline_survives_restarts_of_the_service(
 async def test_operation_after_a_broken_stream_is_not_lost(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An idle pipeline opens a new stream after a restart, and the next operation is applied once."""
+    """An idle pipeline opens a new stream after a restart, and its next operation is applied once."""
     async with model.pipeline():
         for count in range(1, 4):
             await model.step.aio()

@@ -1,4 +1,4 @@
-"""`RunMetrics` and `twinkle run show` against a gateway."""
+"""Tests of `RunMetrics` and `twinkle run show` with a gateway."""
 
 import asyncio
 import json
@@ -52,8 +52,8 @@ async def test_numbers_of_every_kind_are_logged(metrics: RunMetrics) -> None:
     assert found['int'].times[0].tzinfo is UTC
 
 
-async def test_more_values_than_a_request_can_have_are_sent_in_several(metrics: RunMetrics) -> None:
-    """A run has at most 1,000 metrics; a call with more is refused, and the first 1,000 are stored."""
+async def test_many_values_are_sent_in_several_requests(metrics: RunMetrics) -> None:
+    """A run has at most 1,000 metrics; a call with more metrics is refused, and the first 1,000 are stored."""
     with pytest.raises(QuotaError, match='metric_names_per_run'):
         await metrics.log.aio({f'layer/{index:04}': index for index in range(1200)}, step=0)
     found = await metrics.get.aio()
@@ -71,14 +71,14 @@ async def test_long_curves_are_reduced_on_request(metrics: RunMetrics) -> None:
 
 @pytest.mark.parametrize('value', ['1.5', b'1.5', None, [1.0], np.zeros(2), 10**400])
 async def test_values_that_are_no_numbers_are_refused_by_name(metrics: RunMetrics, value: Any) -> None:
-    """A value that is not a single number is refused with its name, and nothing of the call is stored."""
+    """A value that is not a single number is refused by name, and nothing of the call is stored."""
     with pytest.raises(TypeError, match=r"values\['reward'\]: expected a number"):
         await metrics.log.aio({'loss': 1.0, 'reward': value}, step=0)
     assert await metrics.get.aio() == {}
 
 
 async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """Invalid names and steps raise UsageError, and unknown runs NotFoundError."""
+    """Invalid names and steps raise UsageError; unknown runs raise NotFoundError."""
     with pytest.raises(UsageError, match=r'points\[0\]\.name'):
         await metrics.log.aio({'my loss': 1.0}, step=0)
     for step in (-1, -(10**30), 2**53, 10**30):
@@ -98,7 +98,7 @@ async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, metric
 async def test_tracker_survives_a_run_that_the_server_refuses(
     gateway: RunningGateway, metrics: RunMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tracker whose values the server refuses warns once, counts them, and does not stop the program."""
+    """If the server refuses a tracker's values, the tracker warns once, counts them, and does not stop the program."""
     client = TwinkleClient(gateway.address, ADMIN_KEY)
     tracker = open_tracker(metrics=RunMetrics('ad-9', client=client))
     for step in range(3):
@@ -113,7 +113,7 @@ async def test_tracker_survives_a_run_that_the_server_refuses(
 async def test_tracker_stores_values_of_an_outage_when_the_server_is_back(
     gateway: RunningGateway, metrics: RunMetrics
 ) -> None:
-    """Log calls return at once while the server is unreachable, and their values are stored when it is back."""
+    """Log calls return immediately while the server is unreachable; their values are stored when it is back."""
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     address = await proxy.start()
     client = TwinkleClient(address, ADMIN_KEY)
@@ -134,7 +134,7 @@ async def test_tracker_stores_values_of_an_outage_when_the_server_is_back(
 async def test_tracker_ends_in_time_while_the_server_is_unreachable(
     gateway: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`finish` waits until its time limit, and not for the retries of the client."""
+    """`finish` waits until its own time limit, and does not wait for the client's retries."""
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     client = TwinkleClient(await proxy.start(), ADMIN_KEY, retry_timeout=timedelta(seconds=5))
     tracker = open_tracker(metrics=RunMetrics('ad-1', client=client), finish_timeout=0.2)
@@ -171,7 +171,7 @@ async def test_command_draws_curves_and_prints_json(run: Any, metrics: RunMetric
 
 
 async def test_command_shows_the_last_value_of_a_long_curve(run: Any, metrics: RunMetrics) -> None:
-    """The title has the last value even if the curve is reduced, and names with brackets are shown unchanged."""
+    """The title has the last value even for a reduced curve, and names with brackets are shown unchanged."""
     for step in range(300):
         await metrics.log.aio({'loss[val]': math.sin(step), 'x[/b]': 1.0}, step=step)
     shown = await run('run', 'show', 'ad-1', '--metric', 'loss[val]', '--metric', 'x[/b]', '--metric', 'los')

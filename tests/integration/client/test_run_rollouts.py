@@ -1,4 +1,4 @@
-"""`RunRollouts` and `twinkle run rollouts` against a gateway."""
+"""Tests of `RunRollouts` and `twinkle run rollouts` with a gateway."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def sampled(text: str, *, tokens: int = 3, chat: Any = CHAT) -> SampledSequence:
-    """Return a completion of a prompt of two tokens, as the sampler returns it."""
+    """Return a completion of a prompt of two tokens, in the form in which the sampler returns it."""
     sequence = SampledSequence(
         stop_reason=StopReason.STOP,
         tokens=list(range(10, 10 + tokens)),
@@ -100,7 +100,7 @@ async def test_results_of_a_sampler_are_logged(rollouts: RunRollouts) -> None:
 
 @pytest.mark.parametrize('groups', [2, ['0000', '0000', '0001', '0001']])
 async def test_sequences_are_logged_like_responses(rollouts: RunRollouts, groups: Any) -> None:
-    """The sequences of all prompts in one list, with the size or the ids of their groups, give the same rollouts."""
+    """All prompts' sequences in one list, with the groups' size or ids, give the same rollouts."""
     results = responses(['a', 'b'], ['c', 'd'])
     await rollouts.log.aio(results, step=0)
     await rollouts.log.aio(results.sequences, step=1, groups=groups)
@@ -119,7 +119,7 @@ async def test_sequences_are_logged_like_responses(rollouts: RunRollouts, groups
 
 
 async def test_chats_with_tools_are_logged(rollouts: RunRollouts) -> None:
-    """A rollout of several turns has its own reward, and no log-probability at tokens that were not sampled."""
+    """A rollout of several turns has its own reward, and no log-probability for tokens that were not sampled."""
     turns: Any = [
         {'role': 'assistant', 'content': 'call'},
         {'role': 'tool', 'content': [{'type': 'text', 'text': 'four'}, {'type': 'image', 'image': object()}]},
@@ -160,7 +160,7 @@ async def test_chats_with_tools_are_logged(rollouts: RunRollouts) -> None:
 
 
 async def test_features_and_chats_are_logged(rollouts: RunRollouts) -> None:
-    """Features with labels, chats without tokens, and prompts as text are logged as far as they are known."""
+    """Features with labels, chats without tokens, and prompts as text are logged with all known fields."""
     feature = {'input_ids': [1, 2, 3], 'labels': [-100, 3, -100]}
     answered = {'messages': [*CHAT['messages'], {'role': 'assistant', 'content': '4'}]}
     await rollouts.log.aio([feature, answered, {'prompt': 'Say something.'}], step=0, rewards=[0, 1, math.nan])
@@ -195,7 +195,7 @@ async def test_arguments_that_do_not_match_are_refused(
 
 
 async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, rollouts: RunRollouts) -> None:
-    """Invalid steps and names raise UsageError, and unknown runs and rollouts NotFoundError."""
+    """Invalid steps and names raise UsageError; unknown runs and rollouts raise NotFoundError."""
     for step in (-1, 2**53, 10**30):
         with pytest.raises(UsageError, match='step'):
             await rollouts.log.aio(responses(['4']), step=step)
@@ -212,7 +212,7 @@ async def test_errors_name_the_field_and_the_run(gateway: RunningGateway, rollou
 
 
 async def test_many_rollouts_are_sent_in_several_requests(rollouts: RunRollouts) -> None:
-    """More rollouts or bytes than a request can have are stored, and lists return them over several pages."""
+    """More rollouts or bytes than fit into one request are stored, and lists return them in several pages."""
     single = SampledSequence(stop_reason=StopReason.STOP, tokens=[1], decoded='a')
     await rollouts.log.aio([single] * 2100, step=0, groups=3)
     groups = await rollouts.list.aio(limit=1000)

@@ -25,7 +25,7 @@ async def test_num_samples_overrides_the_parameters(gateway: FakeGateway, client
 
 
 async def test_results_are_in_the_order_of_the_prompts(client: TwinkleClient) -> None:
-    """Results have the order of their prompts, independent of the order of completion."""
+    """Results have the order of their prompts, regardless of the order of completion."""
     results = await Sampler('tiny', client=client).sample.aio(['a', [5, 6], {'input_ids': [7]}])
     assert [response.sequences[0].decoded for response in results] == ['answer 0', 'answer 1', 'answer 2']
 
@@ -39,7 +39,7 @@ async def test_interrupted_batch_is_completed_by_another_call(gateway: FakeGatew
 
 
 async def test_results_support_get_and_training_features(client: TwinkleClient) -> None:
-    """`get` works on results and sequences, and the labels of the new feature cover only the completion."""
+    """`get` works on results and sequences; the labels of the new feature cover only the completion."""
     results = await Sampler('tiny', client=client).sample.aio(CHAT)
     sequence = results.get('sequences', [])[0]
     feature = sequence.get('new_input_feature', sequence)
@@ -53,7 +53,7 @@ async def test_results_support_get_and_training_features(client: TwinkleClient) 
 
 
 async def test_weights_are_sent_as_a_reference(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A name, a version or a path becomes the corresponding reference in the request."""
+    """A name, a version or a path becomes the matching reference in the request."""
     model = MultiLoraTransformersModel('tiny', client=client)
     await model.add_adapter_to_model.aio('mine')
     sampler = Sampler('tiny', client=client)

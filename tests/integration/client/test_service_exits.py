@@ -1,4 +1,4 @@
-"""Messages about services that exit while a stack starts."""
+"""Tests of messages about services that exit while a stack starts."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def test_killed_service_is_reported_with_its_signal(spawner: Spawner, tmp_path: 
 
 
 def test_killed_service_is_started_again_within_the_limit(tmp_path: Path) -> None:
-    """A killed service is started again, at the same address if it was ready, up to the limit of restarts."""
+    """A killed service is restarted, at the same address if it was ready, until the limit of restarts."""
     restarts: list[str] = []
     limited = Spawner(tmp_path, lambda *_: None, restart_limit=2, on_restart=lambda: restarts.append('restart'))
     try:
@@ -69,11 +69,11 @@ def _end(spawner: Spawner) -> None:
 
 
 def test_exit_of_any_service_is_reported_with_its_log(spawner: Spawner, tmp_path: Path) -> None:
-    """A service that exits while another service starts is reported with the end of its log."""
+    """A service that exits while another service starts is reported with the last lines of its log."""
     start(spawner, 'data', tmp_path)
     spawner.wait_for('data')
     start(spawner, 'checkpoint', tmp_path, listen='nowhere')
-    # Without its address file, `data` does not become ready, so only the exit of `checkpoint` ends the wait.
+    # Without its address file, `data` never becomes ready, so only the exit of `checkpoint` ends the wait.
     spawner.address_file('data').unlink()
     with pytest.raises(StackError, match=r'(?s)^checkpoint exited with status 1; its log ends with:\n.*listen'):
         spawner.wait_for('data')

@@ -17,7 +17,7 @@ from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
 
 PAGES = 2
-"""Number of pages, and therefore of calls, of a list of the fake gateway."""
+"""Number of pages, and therefore of calls, of the fake gateway's list."""
 
 
 @asynccontextmanager
@@ -68,20 +68,20 @@ async def test_authority_comes_from_argument_or_environment(folder: Path, monkey
         assert len(gateway.metadata['ListRuns']) == 3 * PAGES
 
 
-async def test_plaintext_call_to_a_tls_server_fails_at_once(folder: Path) -> None:
+async def test_plaintext_call_to_a_tls_server_fails_immediately(folder: Path) -> None:
     """A plaintext call to a TLS server is not retried, and the error shows the URL with https."""
     async with _secure_gateway(folder) as gateway:
         assert f'write https://127.0.0.1:{gateway.port}' in await _refusal(f'127.0.0.1:{gateway.port}')
 
 
-async def test_tls_call_to_a_plaintext_server_fails_at_once(gateway: FakeGateway, folder: Path) -> None:
+async def test_tls_call_to_a_plaintext_server_fails_immediately(gateway: FakeGateway, folder: Path) -> None:
     """A TLS call to a plaintext server is not retried, and the error shows the URL with http."""
     error = await _refusal(f'https://127.0.0.1:{gateway.port}', folder / 'ca.crt')
     assert f'write http://127.0.0.1:{gateway.port}' in error
 
 
 async def test_untrusted_certificate_is_explained(folder: Path, tmp_path: Path) -> None:
-    """A wrong authority, a wrong host and an expired certificate have different errors, and no call is sent."""
+    """A wrong authority, a wrong host and an expired certificate give different errors, and no call is sent."""
     other = make_authority(tmp_path / 'other', services=('gateway',))
     make_certificates(tmp_path / 'old', {'gateway': ()}, now=long_ago())
     async with _secure_gateway(folder) as gateway:

@@ -1,4 +1,4 @@
-"""`Traces` of the client against a gateway with a folder of traces."""
+"""Tests of the client's `Traces`, with a gateway that has a folder of traces."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Verbs beyond a basic training loop: undo, layer health, estimates, custom losses, watching, cancelling."""
+"""Verbs outside a basic training loop: undo, layer health, estimates, custom losses, watches and cancellation."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ async def model(client: TwinkleClient) -> MultiLoraTransformersModel:
 
 
 async def test_checkpoint_is_saved_with_its_labels(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The labels of a checkpoint are sent unchanged; an unknown argument raises TypeError and uses up no number."""
+    """A checkpoint's labels are sent unchanged; an unknown argument raises TypeError and consumes no number."""
     with pytest.raises(TypeError, match='owner'):
         await model.save.aio('a', owner='me')  # type: ignore[call-arg]
     await model.save.aio('a', user_metadata={'team': 'a'}, overwrite=True)
@@ -43,7 +43,7 @@ async def test_undo_and_export_are_operations(gateway: FakeGateway, model: Multi
 
 
 async def test_checkpoint_contains_the_data_cursor(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The count of consumed samples is saved even if it is 0, and a load with the optimizer returns the counters."""
+    """The count of consumed samples is saved even if it is 0; a load with the optimizer returns the counters."""
     await model.save.aio('a', save_optimizer=True, consumed_train_samples=0)
     await model.save.aio('b', save_optimizer=True)
     counters = await model.resume_from_checkpoint.aio('twinkle://run/weights/a')
@@ -77,7 +77,7 @@ async def test_gradient_limit_and_health_are_sent(gateway: FakeGateway, model: M
 async def test_loss_and_optimizer_options_apply_to_one_operation(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """The loss of a batch, and the learning rate and optimizer options of a step, are sent in that operation only."""
+    """A batch's loss, and a step's learning rate and optimizer options, are sent in this operation only."""
     feature = {'input_ids': [1, 2, 3], 'labels': [2, 3, -100]}
     await model.forward_backward.aio([feature], loss='ppo', loss_options={'clip_low_threshold': 0.9})
     await model.forward_only.aio([feature])
@@ -100,7 +100,7 @@ async def test_loss_and_optimizer_options_apply_to_one_operation(
 async def test_full_parameters_send_no_lora_configuration(
     gateway: FakeGateway, client: TwinkleClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A request for full-parameter training has no LoRA configuration, and warnings of the service are logged."""
+    """A request for full-parameter training has no LoRA configuration, and the service's warnings are logged."""
     model = MultiLoraTransformersModel('tiny', client=client)
     with caplog.at_level(logging.WARNING, logger='twinkle_client'):
         await model.add_adapter_to_model.aio('all', full_parameters=True)
@@ -123,7 +123,7 @@ async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: Twinkle
 
 
 async def test_custom_loss_in_numpy_runs_in_the_client(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """The gradients of a custom loss are sent unchanged, except that they are 0 where the label is -100."""
+    """A custom loss's gradients are sent unchanged, except that they are 0 where the label is -100."""
     seen = []
 
     def loss_fn(features, logps):
@@ -171,7 +171,7 @@ async def test_invalid_gradient_of_a_custom_loss_is_refused(
 async def test_custom_loss_is_not_interleaved_with_other_operations(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """A step that is submitted while a custom loss is computed is applied after the gradient of that loss."""
+    """A step that is submitted while a custom loss is being computed is applied after the loss's gradient."""
     step = []
 
     def loss_fn(features, logps):
@@ -204,7 +204,7 @@ async def test_cancel_returns_whether_it_succeeded(model: MultiLoraTransformersM
 async def test_cancelled_call_does_not_block_later_calls(
     gateway: FakeGateway, model: MultiLoraTransformersModel
 ) -> None:
-    """An empty `configure` operation takes the number of a cancelled operation, so later operations are not blocked."""
+    """An empty `configure` operation takes a cancelled operation's number, so that later operations are not blocked."""
     gateway.fail('Execute', failure(grpc.StatusCode.CANCELLED, 'CANCELLED'))
     outcomes = await asyncio.gather(model.zero_grad.aio(), model.step.aio(), return_exceptions=True)
     assert outcomes[0].code is grpc.StatusCode.CANCELLED

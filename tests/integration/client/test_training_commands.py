@@ -1,4 +1,4 @@
-"""The commands `estimate`, `sample` and `runs`, run against a fake gateway."""
+"""Tests of the commands `estimate`, `sample` and `runs`, with a fake gateway."""
 
 import json
 
@@ -39,7 +39,7 @@ async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeG
     ],
 )
 async def test_sample_shows_the_weights_that_were_used(run, adapter: str, shown: str) -> None:
-    """`twinkle sample` ends its output with the base model, an adapter's version, or a path without a version."""
+    """The output of `twinkle sample` ends with the base model, an adapter's version, or a path without a version."""
     result = await run('sample', 'hello', '--model', 'tiny', '--adapter', adapter, '--max-tokens', '2')
     *_, last = result.output.splitlines()
     assert (result.exit_code, 'tokens' in last, shown in last) == (0, True, True), result.output
@@ -62,7 +62,7 @@ async def test_empty_prompt_is_refused_before_it_is_sent(gateway: FakeGateway, r
     ],
 )
 async def test_runs_show_the_state_of_their_next_operation(gateway: FakeGateway, run, record, state: str) -> None:
-    """The list of runs shows whether a run is idle, or its next operation is queued or running."""
+    """The list shows whether a run is idle, or its next operation is queued or running."""
     if record is not None:
         gateway.memory.queue.append(record)
     result = await run('runs')
@@ -80,7 +80,7 @@ async def test_runs_are_printed_as_json(run) -> None:
 
 
 async def test_ids_of_runs_stay_whole_in_a_narrow_terminal(gateway: FakeGateway, run) -> None:
-    """An id is on one line if the terminal is too narrow for the table, so it can be copied."""
+    """If the terminal is too narrow for the table, each id is on one line, so that it can be copied."""
     gateway.run_ids = (f'ad-{"0123456789abcdef" * 8}', f'ad-{"f" * 32}')
     output = (await run('runs')).output
     assert all(run_id in output for run_id in gateway.run_ids)
@@ -88,7 +88,7 @@ async def test_ids_of_runs_stay_whole_in_a_narrow_terminal(gateway: FakeGateway,
 
 @pytest.mark.parametrize('text', ['name', '=x'])
 async def test_label_without_a_value_is_refused(gateway: FakeGateway, run, text: str) -> None:
-    """A label that is not NAME=VALUE is refused before a request is sent."""
+    """A label that does not have the form NAME=VALUE is refused before a request is sent."""
     result = await run('runs', '--label', text)
     assert (result.exit_code, '--label: expected NAME=VALUE' in result.output) == (1, True)
     assert not gateway.calls['ListRuns']

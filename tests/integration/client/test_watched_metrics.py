@@ -1,4 +1,4 @@
-"""Watches of metrics by the client, across a killed gateway, and `twinkle run show --follow`."""
+"""The client's watches of metrics, also across a killed gateway, and `twinkle run show --follow`."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ def values_of(update: MetricUpdate) -> dict[str, list[float]]:
 
 
 async def test_watch_yields_stored_and_new_points(metrics: RunMetrics) -> None:
-    """A watch first has the stored points, and then new and replaced ones, of the selected metrics and steps."""
+    """A watch first sends the stored points, then new and replaced points, of the selected metrics and steps."""
     await metrics.log.aio({'loss': 1.0, 'rate': 0.1}, step=0)
     curves: dict[str, Any] = {}
     watching: Any = metrics.watch.aio(['loss'], begin_step=0)
@@ -89,7 +89,7 @@ async def test_wrong_arguments_are_refused(gateway: RunningGateway, metrics: Run
 
 
 async def test_watch_continues_after_the_gateway_was_killed(tmp_path: Path) -> None:
-    """A watch resumes at a restarted gateway without a snapshot, and has each point once."""
+    """A watch resumes at a restarted gateway without a snapshot, and each point arrives once."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     address = f'127.0.0.1:{free_port()}'
@@ -113,7 +113,7 @@ async def test_watch_continues_after_the_gateway_was_killed(tmp_path: Path) -> N
 
 
 async def test_watch_of_a_lost_connection_has_no_gap(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """Points that are stored while the connection is lost arrive after it is opened again."""
+    """Points that are stored while the connection is lost arrive after the reconnection."""
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     address = await proxy.start()
     client = TwinkleClient(address, ADMIN_KEY)
@@ -140,7 +140,7 @@ def _environment(gateway: RunningGateway) -> dict[str, str]:
 
 
 async def test_command_draws_curves_again_until_an_interrupt(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """The curves in a terminal are drawn again after each change, and Ctrl-C leaves a visible cursor."""
+    """A terminal shows the curves again after each change, and Ctrl-C leaves a visible cursor."""
     await metrics.log.aio({'loss': 4.0}, step=0)
     controller, terminal = pty.openpty()
     environment = {**_environment(gateway), 'LINES': '40'}

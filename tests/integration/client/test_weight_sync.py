@@ -1,4 +1,4 @@
-"""Synchronization of a sampler with an adapter in training, through the client."""
+"""A sampler is synchronized with an adapter in training, through the client."""
 
 import grpc
 import pytest
@@ -47,7 +47,7 @@ async def test_refused_version_does_not_become_the_default(gateway: FakeGateway,
 
 
 async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A request without a name is refused after several adapters were synchronized."""
+    """A request without a name is refused once several adapters have been synchronized."""
     _, sampler, manager = await create_pair(client)
     await manager.sync_weights.aio(merge_and_sync=False)
     sampler.note_synced('ad-other', 1)
@@ -56,7 +56,7 @@ async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client:
 
 
 async def test_unknown_platform_is_refused(client: TwinkleClient) -> None:
-    """An unknown platform raises ValueError, as in the library's class with the same name."""
+    """An unknown platform raises ValueError, as it does for the library's class of the same name."""
     model, sampler, _ = await create_pair(client)
     with pytest.raises(ValueError, match='TPU'):
         CheckpointEngineManager(model, sampler, platform='TPU')

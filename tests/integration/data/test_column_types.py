@@ -58,7 +58,7 @@ async def test_dates_are_stored_as_text(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize('table', [BYTES, NOT_UTF8], ids=['bytes', 'not UTF-8'])
 @pytest.mark.parametrize('suffix', ['.parquet', '.arrow'])
 async def test_other_columns_are_refused_by_name(tmp_path: Path, suffix: str, table: Any) -> None:
-    """A column of an unsupported type or with invalid UTF-8 is refused, and the message names the column."""
+    """The error for a column of an unsupported type, or with invalid UTF-8, names the column."""
     path = tmp_path / f'rows{suffix}'
     write(path, table)
     async with serving_data(tmp_path / 'state', local_roots=[tmp_path]) as service:

@@ -48,7 +48,7 @@ async def _export(service: RunningData, dataset_id: str) -> bytes:
 
 
 async def _content(service: RunningData, ids: dict[str, str]) -> list[object]:
-    """Return everything that was acknowledged, with 'damaged' for each part that is reported as damaged."""
+    """Return all acknowledged content, with 'damaged' for each part that is reported as damaged."""
 
     async def description(dataset_id: str) -> bytes:
         request = wire.GetDatasetRequest(dataset_id=dataset_id)
@@ -81,7 +81,7 @@ async def _raising(error: grpc.aio.AioRpcError) -> None:
 
 @pytest.mark.slow
 async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A service with any damaged file reports the damage in calls that need the file, or returns the stored content."""
+    """If any stored file is damaged, calls that need the file report the damage or return the stored content."""
     model = {'base_models': (str(tiny_llama_dir),)}
     stopped, work = tmp_path / 'stopped', tmp_path / 'work'
     async with serving_data(stopped, **model) as service:
@@ -90,7 +90,7 @@ async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: 
     assert 'damaged' not in undamaged
     for path, damage, content in damages_below(stopped, flips=3):
         if content is None and path.suffix == '.json':
-            # Without its record or header, a resource is indistinguishable from one that was deleted or has expired.
+            # A resource without its record or header cannot be distinguished from a deleted or expired resource.
             continue
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(stopped, work)
@@ -103,7 +103,7 @@ async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: 
 
 @pytest.mark.parametrize('name', ['record.json', 'revision-1/rows.jsonl', 'revision-1/row_offsets.npy'])
 async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name: str) -> None:
-    """A dataset with any damaged file can be deleted by its tenant only, and is not found after the deletion."""
+    """Only its tenant can delete a dataset with a damaged file; after the deletion, the dataset is not found."""
     async with serving_data(tmp_path) as service:
         dataset_id = (await service.create(chats(chat('u', 'a')))).dataset_id
     path = tmp_path / 'data' / 'datasets' / dataset_id / name
@@ -130,7 +130,7 @@ def _overwrite(state_dir: Path, content: bytes) -> None:
 
 
 async def test_damaged_upload_is_received_again(tmp_path: Path) -> None:
-    """A stream that continues a damaged upload is refused, and the upload can be sent again from byte 0."""
+    """A stream that continues a damaged upload is refused; then the upload can be sent again from byte 0."""
     half = len(CONTENT) // 2
     async with serving_data(tmp_path) as service:
         first = iterate([upload_header('u', len(CONTENT)), upload_chunk(0, CONTENT[:half])])

@@ -39,7 +39,7 @@ async def service(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Running
 
 
 async def test_local_file_becomes_labelled_tokens(service: RunningData, tiny_llama_dir: Path) -> None:
-    """One request can map and encode a file, and the dataset lists the applied steps."""
+    """One request can map and encode a file; the dataset lists the applied steps."""
     hub = dataset_pb2.HubSource(dataset_id=str(IDENTITY_FILE), end_row=10)
     mapped = map_with('SelfCognitionProcessor', model_name='Mina', model_author='us')
     source = dataset_pb2.DatasetSource(hub=hub)
@@ -62,7 +62,7 @@ async def test_quality_filters_report_dropped_rows(service: RunningData) -> None
 
 
 async def test_upload_resumes_at_the_committed_offset(service: RunningData) -> None:
-    """An interrupted upload continues at the committed offset, and can be read only when it is complete."""
+    """An interrupted upload continues at the committed offset, and can be read only once it is complete."""
     content = IDENTITY_FILE.read_bytes()
     half = len(content) // 2
     first = iterate([upload_header('u', len(content)), upload_chunk(0, content[:half])])
@@ -109,7 +109,7 @@ async def test_malformed_upload_is_refused_by_field(service: RunningData, parts:
 
 
 async def test_repeated_request_returns_the_first_answer(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A repeated request returns the first answer, and a reused request id with different content is refused."""
+    """A repeated request returns the first answer; the same request id with other content is refused."""
     request = wire.CreateDatasetRequest(request_id='r', source=chats(chat('a', 'b')))
     first, second = [await service.datasets.CreateDataset(request, metadata=service.metadata) for _ in range(2)]
     assert first == second
@@ -138,7 +138,7 @@ async def test_either_all_steps_are_applied_or_none(service: RunningData, tiny_l
 
 
 async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Chats in rows are checked during encoding, and chats in a request's trajectories when the request arrives."""
+    """Chats in rows are checked when they are encoded, and chats in a request when the request arrives."""
     good = [{'role': 'user', 'content': 'u'}, {'role': 'assistant', 'content': 'a'}]
     bad = [good[0], {'role': 'robot', 'content': 'a'}]
     source = rows(*({'messages': messages} for messages in (good, good, good, bad)))
@@ -152,7 +152,7 @@ async def test_malformed_chat_is_refused_by_row_and_field(service: RunningData, 
 
 
 async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path) -> None:
-    """RAISE refuses a row that is too long and reports its index; DELETE drops it with a warning."""
+    """RAISE refuses a row that is too long and reports its index; DELETE removes the row with a warning."""
     source = chats(chat('a', 'b'), chat('a', 'b' * 200))
     refused = await refusal_of(service.create(source, set_template(tiny_llama_dir, max_length=100), ENCODE))
     assert refused.field == 'rows[1]'
@@ -164,7 +164,7 @@ async def test_too_long_row_is_named(service: RunningData, tiny_llama_dir: Path)
 
 
 async def test_check_adds_warnings_without_changing_rows(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A check warns about rows from which training would learn nothing, before and after encoding."""
+    """A check warns about rows that do not contribute to training, before and after encoding."""
     source = chats(chat('a', 'b'), chat('a'))
     dataset = await service.create(source, set_template(tiny_llama_dir), CHECK, ENCODE, CHECK)
     assert dataset.row_count == 2
@@ -172,7 +172,7 @@ async def test_check_adds_warnings_without_changing_rows(service: RunningData, t
 
 
 async def test_mixture_alternates_between_its_parts(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A mixture alternates between datasets of the tenant; datasets of another tenant are not found."""
+    """A mixture alternates between datasets of its tenant; datasets of another tenant are not found."""
     first = await service.create(rows({'x': 1}, {'x': 2}, {'x': 3}))
     second = await service.create(rows({'x': 10}))
     ids = [first.dataset_id, second.dataset_id]
@@ -185,7 +185,7 @@ async def test_mixture_alternates_between_its_parts(service: RunningData, tiny_l
 
 
 async def test_export_resumes_at_an_offset(service: RunningData) -> None:
-    """An export returns the same bytes from any offset; an unset format or an offset after the end is refused."""
+    """An export returns the same bytes from any offset; an unset format, or an offset after the end, is refused."""
     dataset = await service.create(rows(*({'text': f'{i}' * 1000} for i in range(1500))))
     whole = await export(service, dataset.dataset_id)
     assert len(whole) > 1 << 20
@@ -244,7 +244,7 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
 
 
 async def test_resources_of_another_tenant_are_not_found(service: RunningData) -> None:
-    """Another tenant's dataset is reported exactly like an absent one, and another tenant's upload is not found."""
+    """The error for another tenant's dataset equals that for an absent one; another tenant's upload is not found."""
     dataset = await service.create(rows({'x': 1}))
     parts = iterate([upload_header('u', 1), upload_chunk(0, b'x')])
     await service.datasets.Upload(parts, metadata=service.metadata)
@@ -278,7 +278,7 @@ async def test_key_without_the_scope_is_refused(service: RunningData) -> None:
 
 
 def creation(**fields: Any) -> wire.CreateDatasetRequest:
-    """Return a valid request, except for the given fields."""
+    """Return a valid request with the given fields replaced."""
     return wire.CreateDatasetRequest(**{'request_id': new_request_id(), 'source': rows({'x': 1}), **fields})
 
 
@@ -334,7 +334,7 @@ async def test_invalid_creation_is_refused_by_field(
 
 @pytest.mark.parametrize('path', ['/etc/passwd', './pyproject.toml', '../x', 'ftp://a/b'])
 async def test_paths_outside_the_roots_are_not_found(service: RunningData, path: str) -> None:
-    """A caller can neither read nor detect files of the service, as a dataset or as a model."""
+    """A caller can neither read nor detect the service's files, as a dataset or as a model."""
     hub = await refusal_of(service.create(source(hub=dataset_pb2.HubSource(dataset_id=path))))
     assert (hub.code, hub.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
     model = await refusal_of(service.create(rows({'x': 1}), set_template(path)))
@@ -352,7 +352,7 @@ async def test_unreadable_upload_is_refused(service: RunningData) -> None:
 
 
 async def test_datasets_survive_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Datasets and their request ids survive a restart, which removes incomplete datasets that a crash left."""
+    """Datasets and their request ids survive a restart, which removes the incomplete datasets of a crash."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     request = wire.CreateDatasetRequest(
         request_id='r', source=chats(chat('a', 'b')), steps=[set_template(tiny_llama_dir)]

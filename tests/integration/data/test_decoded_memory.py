@@ -1,4 +1,4 @@
-"""The memory of the data service stays near its limit although files would decode to far more."""
+"""The memory of the data service stays near its limit although files would decode to far more than the limit."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from twinkle.api.data.v1 import dataset_pb2
 DATASET_BYTES = 64 << 20
 """Limit of the service for the decoded size of a dataset, in bytes."""
 OVERHEAD_BYTES = 192 << 20
-"""Memory for pyarrow, which is loaded for the first file, and for freed memory that the process keeps."""
+"""Memory for pyarrow, which is loaded for the first file, and freed memory that the process keeps."""
 FORMATS = {
     'parquet': dataset_pb2.FILE_FORMAT_PARQUET,
     'csv': dataset_pb2.FILE_FORMAT_CSV,
@@ -72,7 +72,7 @@ def peak_bytes(process: psutil.Process) -> int:
 
 
 async def upload(service: RunningData, path: Path) -> dataset_pb2.DatasetSource:
-    """Return a source that reads a file. The file is uploaded, unless its format cannot be uploaded."""
+    """Return a source that reads a file. The file is uploaded unless its format cannot be uploaded."""
     if path.suffix[1:] not in FORMATS:
         return dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id=str(path)))
     content = await asyncio.to_thread(path.read_bytes)

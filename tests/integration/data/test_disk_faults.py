@@ -1,4 +1,4 @@
-"""If the disk refuses a system call of the data service, a request may fail, and everything stored before remains."""
+"""If the disk refuses one system call, a request of the data service may fail, but all earlier data remain."""
 
 import errno
 from collections.abc import Awaitable, Callable
@@ -35,25 +35,25 @@ UPLOADED = dataset_pb2.DatasetSource(
 TURNS = {'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]}
 FILTER = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
 MAX_CALLS = 60
-"""Upper bound of the number of disk calls of an action."""
+"""Upper bound of the number of disk calls in an action."""
 ERRNOS = mostly_slow([errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EACCES], kept=2)
 
 Attempt = Callable[[Awaitable[object]], Awaitable[bool]]
-"""Runs an RPC on a disk that refuses one system call, and returns whether the RPC succeeded."""
+"""Runs an RPC while the disk refuses one system call, and returns whether the RPC succeeded."""
 
 Action = Callable[..., Awaitable[None]]
 
 
 @dataclass
 class Stored:
-    """The ids of the datasets and the loader that a service has stored before its disk refuses calls."""
+    """Ids of the datasets and the loader that a service has stored before its disk refuses calls."""
 
     encoded: str
     loader: str
     raw: str
 
     async def content(self, service: RunningData) -> list[object]:
-        """Return everything that is stored, except uploads."""
+        """Return all stored content except uploads."""
         request = wire.ListDatasetsRequest(page_size=100)
         listed = await service.datasets.ListDatasets(request, metadata=service.metadata)
         described = sorted(dataset.SerializeToString(deterministic=True) for dataset in listed.datasets)
@@ -61,7 +61,7 @@ class Stored:
 
 
 async def fill(service: RunningData, model: Path) -> Stored:
-    """Store an encoded dataset with a loader, a raw dataset, and an upload; return the ids except the upload's."""
+    """Store an encoded dataset with a loader, a raw dataset and an upload; return all ids except the upload's."""
     answers = chats(*(chat('u', f'answer {index}') for index in range(3)))
     encoded = await service.create(answers, set_template(model), ENCODE)
     loader = await service.open(encoded.dataset_id, 2)
@@ -147,7 +147,7 @@ async def reading(service: RunningData, stored: Stored, attempt: Attempt) -> Non
 
 
 async def mixing(service: RunningData, stored: Stored, attempt: Attempt) -> None:
-    """Create a dataset from the rows of another one; the repeated request succeeds."""
+    """Create a dataset from another dataset's rows; the repeated request succeeds."""
     mixture = dataset_pb2.DatasetSource(mixture=dataset_pb2.MixtureSource(dataset_ids=[stored.raw]))
     request = wire.CreateDatasetRequest(request_id=new_request_id(), source=mixture)
     await attempt(service.datasets.CreateDataset(request, metadata=service.metadata))

@@ -48,7 +48,7 @@ def self_cognition(*names: str) -> Any:
 
 
 async def test_lazy_rows_equal_those_of_an_eager_dataset(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A lazy dataset gives the same batches as an eager one, over two shuffled epochs and from every cursor."""
+    """A lazy dataset gives the same batches as an eager dataset, for two shuffled epochs and from every cursor."""
     steps = [
         map_with('SelfCognitionProcessor', model_name='m', model_author='us'),
         set_template(tiny_llama_dir),
@@ -70,7 +70,7 @@ async def test_lazy_rows_equal_those_of_an_eager_dataset(service: RunningData, t
 async def test_lazy_features_and_chats_equal_those_of_an_eager_dataset(
     service: RunningData, tiny_llama_dir: Path
 ) -> None:
-    """A lazy dataset gives the same tensors, chats and user data as an eager one."""
+    """A lazy dataset gives the same tensors, chats and user data as an eager dataset."""
     steps = [set_template(tiny_llama_dir), ENCODE]
     turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'two words'}]
     source = rows(*({'messages': turns, 'level': level, 'tags': ['x', {'y': level}]} for level in (1, 2)))
@@ -87,7 +87,7 @@ async def test_lazy_features_and_chats_equal_those_of_an_eager_dataset(
 
 
 async def test_lazy_dataset_survives_a_restart(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Pending steps and cursors survive a restart, and a dataset with different steps refuses the cursor."""
+    """Pending steps and cursors survive a restart; a dataset with other steps refuses the cursor."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path / 'state', **fields) as service:
         dataset = await create(service, SOURCE, set_template(tiny_llama_dir), ENCODE)
@@ -114,7 +114,7 @@ async def test_invalid_row_is_named_when_it_is_read(service: RunningData, tiny_l
     assert refused.field.startswith('rows[3]')
 
 
-async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
+async def test_filter_is_applied_immediately_to_computed_rows(service: RunningData, tiny_llama_dir: Path) -> None:
     """A filter immediately removes the same rows as from an eager dataset, and the remaining batches are equal."""
     sanity_filter = dataset_pb2.DatasetStep(filter=dataset_pb2.FilterStep(filter='MessageSanityFilter'))
     source = chats(chat('question', 'fine'), chat('question', ''), chat('question', 'fine too'))
@@ -139,10 +139,10 @@ async def test_filter_is_applied_at_once_to_computed_rows(service: RunningData, 
         ),
     ],
 )
-async def test_invalid_steps_are_refused_at_once(
+async def test_invalid_steps_are_refused_immediately(
     service: RunningData, tiny_llama_dir: Path, steps: list[Any], code: str
 ) -> None:
-    """A request with an invalid step is refused before any row is read, and adds none of its steps."""
+    """A request with an invalid step is refused before a row is read, and none of its steps is added."""
     split = set_template(tiny_llama_dir, truncation_strategy=dataset_pb2.TRUNCATION_STRATEGY_SPLIT)
     steps_by_name = {'template': set_template(tiny_llama_dir), 'split': split}
     dataset = await create(service, SOURCE)
@@ -153,7 +153,7 @@ async def test_invalid_steps_are_refused_at_once(
 
 
 async def test_lazy_datasets_are_neither_exported_nor_mixed(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A lazy dataset can be neither exported nor part of a mixture, but a mixture of eager datasets may be lazy."""
+    """A lazy dataset can be neither exported nor mixed, but a mixture of eager datasets may be lazy."""
     lazy = await create(service, SOURCE)
     export = dataset_service_pb2.ExportDatasetRequest(dataset_id=lazy.dataset_id, format=dataset_pb2.FILE_FORMAT_JSONL)
     refused = await refusal_of(service.datasets.ExportDataset(export, metadata=service.metadata))

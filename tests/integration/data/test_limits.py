@@ -26,7 +26,7 @@ async def test_rows_above_a_limit_of_bytes_are_refused(tmp_path: Path) -> None:
 
 
 async def test_stored_bytes_and_uploads_are_limited(tmp_path: Path) -> None:
-    """A tenant's stored datasets and uploads have limits in bytes; deleting a dataset frees space for another one."""
+    """A tenant's stored datasets and uploads have limits in bytes; deleting a dataset frees space."""
     async with serving_data(tmp_path, stored_bytes=5000, upload_bytes=100) as service:
         source = rows({'x': 'x' * 3000})
         dataset = await service.create(source)
@@ -72,7 +72,7 @@ async def refuse_steps(service: RunningData) -> None:
 
 
 async def test_export_with_columns_is_limited(tmp_path: Path) -> None:
-    """The memory limit applies to an export as CSV, but not to an export as JSON lines, which is written row by row."""
+    """The memory limit applies to an export as CSV. Exports as JSON lines are written row by row, without the limit."""
     async with serving_data(tmp_path) as service:
         dataset = await service.create(rows(*({'x': 'x' * 1000} for _ in range(100))))
     async with serving_data(tmp_path, dataset_bytes=50_000) as service:

@@ -64,7 +64,7 @@ async def test_batches_contain_labels_and_cursors(service: RunningData, dataset_
 
 
 async def test_every_cursor_continues_the_same_sequence(service: RunningData, dataset_id: str) -> None:
-    """A stream that resumes after any batch of two shuffled epochs continues the same sequence."""
+    """A stream that resumes after any batch of two shuffled epochs gives the remaining batches in the same order."""
     loader = await service.open(dataset_id, 3, shuffle_seed=7, epoch_count=2)
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(64))]
     whole = [ids_of(item) for item in items[:-1]]
@@ -76,8 +76,8 @@ async def test_every_cursor_continues_the_same_sequence(service: RunningData, da
         assert await service.read_all(loader.loader_id, item.cursor) == whole[index + 1 :]
 
 
-async def test_cursor_survives_a_restart_and_fits_another_loader(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A cursor fits the same loader after a restart, and a new loader with the same rows and order."""
+async def test_cursor_is_valid_after_a_restart_and_for_another_loader(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """A cursor is valid for its loader after a restart, and for a new loader of the same rows in the same order."""
     fields = {'base_models': (str(tiny_llama_dir),)}
     async with serving_data(tmp_path, **fields) as service:
         dataset_id = await make_dataset(service, tiny_llama_dir)
@@ -91,7 +91,7 @@ async def test_cursor_survives_a_restart_and_fits_another_loader(tmp_path: Path,
 
 
 async def test_cursor_of_another_loader_is_refused(service: RunningData, dataset_id: str) -> None:
-    """A cursor is refused by a loader with a different batch size or order, or if the cursor's count was changed."""
+    """A cursor is refused by a loader with another batch size or order, and if its count was changed."""
     first = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(first.loader_id), credits_for(1))]
     cursor = items[0].cursor
@@ -115,7 +115,7 @@ async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, d
             received += 1
             assert item.cursor.consumed_rows == received
         extra = asyncio.ensure_future(call.read())
-        # Another call completes in the meantime, so the service had time to send an extra batch.
+        # Another call completes in the meantime, so the service has had time to send an extra batch.
         request = dataset_wire.GetDatasetRequest(dataset_id=dataset_id)
         await service.datasets.GetDataset(request, metadata=service.metadata)
         assert not extra.done()
@@ -126,7 +126,7 @@ async def test_slow_reader_gets_no_more_than_its_credits(service: RunningData, d
 
 
 async def test_reader_that_closes_early_receives_its_batches(service: RunningData, dataset_id: str) -> None:
-    """A reader that closes its side early receives the batches that its credits allow, without an end message."""
+    """A reader that closes its side early receives the batches for its credits, without an end message."""
     loader = await service.open(dataset_id, 2)
     items = [item async for item in service.stream(start(loader.loader_id), credits_for(2))]
     assert [item.is_end for item in items] == [False, False]
@@ -139,15 +139,15 @@ async def test_last_partial_batch_can_be_omitted(service: RunningData, dataset_i
     assert [len(batch) for batch in await service.read_all(loader.loader_id)] == [4, 4, 4, 4]
 
 
-async def test_loader_without_batches_ends_at_once(service: RunningData, dataset_id: str) -> None:
-    """A loader with unlimited epochs finishes immediately if partial batches are omitted and there is no full batch."""
+async def test_loader_without_batches_ends_immediately(service: RunningData, dataset_id: str) -> None:
+    """A loader with unlimited epochs finishes immediately if no batch is full and partial batches are omitted."""
     loader = await service.open(dataset_id, 11, is_last_partial_dropped=True, epoch_count=0)
     assert loader.batch_count == 0
     assert await service.read_all(loader.loader_id) == []
 
 
 async def test_packed_rows_have_positions_that_restart(service: RunningData, tiny_llama_dir: Path) -> None:
-    """The positions of a packed row restart at each sample, and its chats cannot be requested."""
+    """The positions of a packed row restart at each sample; the chats of a packed row cannot be requested."""
     source = chats(*(chat('u', 'a' * i) for i in range(8)))
     dataset = await service.create(source, set_template(tiny_llama_dir, max_length=120), ENCODE, PACK)
     loader = await service.open(dataset.dataset_id, dataset.row_count)
@@ -159,7 +159,7 @@ async def test_packed_rows_have_positions_that_restart(service: RunningData, tin
 
 
 async def test_batches_include_chats_on_request(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A batch includes the chat of each row, with its tool calls and user data, if the reader requests it."""
+    """If the reader requests it, a batch includes the chat of each row, with its tool calls and user data."""
     trajectory = chat('question', 'answer')
     trajectory.user_data['truth'].number_value = 3
     call = trajectory.messages[1].tool_calls.add(name='add', tool_call_id='c')
@@ -187,7 +187,7 @@ async def test_batches_include_chats_on_request(service: RunningData, tiny_llama
 async def test_malformed_stream_is_refused(
     service: RunningData, dataset_id: str, messages: list[Any], code: str, detail: str
 ) -> None:
-    """A stream whose messages are empty, out of order or out of range is refused with a reason or field."""
+    """A stream with messages that are empty, out of order or out of range is refused with a reason or field."""
     loader = await service.open(dataset_id, 1)
     sent = [start(loader.loader_id) if message == 'start' else message for message in messages]
     refused = await refusal_of(service.stream(*sent))
@@ -240,14 +240,14 @@ async def test_loader_of_another_tenant_is_not_found(service: RunningData, datas
 
 
 async def test_repeated_request_opens_one_loader(service: RunningData, dataset_id: str) -> None:
-    """A repeated request returns the same loader, and a reused request id with different content is refused."""
+    """A repeated request returns the same loader; the same request id with other content is refused."""
     first, second = [await service.open(dataset_id, 2, request_id='r') for _ in range(2)]
     assert first == second
     assert (await refusal_of(service.open(dataset_id, 3, request_id='r'))).reason == 'REQUEST_ID_REUSED'
 
 
 async def test_cancelled_readers_do_not_affect_others(service: RunningData, dataset_id: str) -> None:
-    """A new loader of a dataset can be read after readers of another loader cancelled their streams."""
+    """A new loader of a dataset can be read after readers of another loader have cancelled their streams."""
     loader = await service.open(dataset_id, 1, epoch_count=0)
     for _ in range(20):
         call = service.loaders.StreamBatches(metadata=service.metadata)

@@ -1,4 +1,4 @@
-"""Rows for display: those of eager and lazy datasets, with problems, limits and access."""
+"""Tests of PeekRows: rows of eager and lazy datasets, with problems, limits and access."""
 
 import math
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def peek(service: RunningData, dataset: dataset_pb2.Dataset, **fields: Any
 
 @pytest.mark.parametrize('steps', [(), (MAPPED,), (MAPPED, 'template', ENCODE)])
 async def test_lazy_rows_equal_eager_ones(service: RunningData, tiny_llama_dir: Path, steps: tuple[Any, ...]) -> None:
-    """A lazy dataset shows the rows of an eager one, before and after it is encoded."""
+    """A lazy dataset shows the rows of an eager dataset, before and after encoding."""
     steps = tuple(set_template(tiny_llama_dir) if step == 'template' else step for step in steps)
     eager, lazy = [await create(service, NAMED, *steps, is_lazy=is_lazy) for is_lazy in (False, True)]
     shown = await peek(service, lazy, begin_row=3, row_count=4)
@@ -67,7 +67,7 @@ async def test_lazy_rows_equal_eager_ones(service: RunningData, tiny_llama_dir: 
 
 
 async def test_tokens_and_labels_are_those_of_a_loader(service: RunningData, tiny_llama_dir: Path) -> None:
-    """The tokens and labels of a row equal those that a loader streams, and other columns stay readable."""
+    """A row's tokens and labels equal those that a loader streams, and other columns stay readable."""
     source = rows({'messages': TURNS, 'level': 1, 'note': None})
     dataset = await create(service, source, set_template(tiny_llama_dir), ENCODE, is_lazy=True)
     loader = await service.open(dataset.dataset_id, 1)
@@ -81,7 +81,7 @@ async def test_tokens_and_labels_are_those_of_a_loader(service: RunningData, tin
 
 
 async def test_numbers_of_rows_are_limited(service: RunningData) -> None:
-    """The default is 20 rows, a range beyond the end is empty, and negative numbers are refused."""
+    """The default number of rows is 20, a range beyond the end is empty, and negative numbers are refused."""
     dataset = await create(service, NAMED, is_lazy=True)
     assert len(await peek(service, dataset)) == 20
     assert len(await peek(service, dataset, begin_row=5, row_count=1000)) == 25
@@ -94,7 +94,7 @@ async def test_numbers_of_rows_are_limited(service: RunningData) -> None:
 
 
 async def test_a_bad_row_has_a_problem(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A row that a step of a lazy dataset refuses names the problem, and the rows around it are shown."""
+    """A row that a step of a lazy dataset refuses has the problem, and the other rows are shown."""
     source = chats(*(chat('question', 'a ' * (90 if index == 1 else 1)) for index in range(3)))
     dataset = await create(service, source, set_template(tiny_llama_dir, max_length=100), ENCODE, is_lazy=True)
     shown = await peek(service, dataset)
@@ -104,7 +104,7 @@ async def test_a_bad_row_has_a_problem(service: RunningData, tiny_llama_dir: Pat
 
 
 async def test_large_rows_end_a_response(service: RunningData) -> None:
-    """Rows stop before the limit of bytes, and a row beyond the limit alone has a problem."""
+    """A response ends before the limit of bytes; a single row above the limit has a problem."""
     texts = ['a' * size for size in (10, PEEKED_BYTES // 2, PEEKED_BYTES, 2 * PEEKED_BYTES, 10)]
     dataset = await create(service, rows(*({'text': text} for text in texts)), is_lazy=True)
     found: list[wire.PeekedRow] = []
@@ -124,14 +124,14 @@ async def test_large_rows_end_a_response(service: RunningData) -> None:
 
 
 async def test_extreme_numbers_stay_readable(service: RunningData, tmp_path: Path) -> None:
-    """Numbers that JSON cannot express are null, so that every client can show the row."""
+    """Numbers that JSON cannot express become null, so that every client can show the row."""
     dataset = await create(service, rows({'values': [1.5, math.nan, math.inf, 2**60]}), is_lazy=False)
     (row,) = await peek(service, dataset)
     assert list(row.columns['values']) == [1.5, None, None, 2**60]
 
 
 async def test_values_of_any_shape_are_shown(service: RunningData) -> None:
-    """Columns that only have the names of token columns are shown as they are, and hide no other row."""
+    """Columns that only have the names of token columns are shown unchanged and do not hide other rows."""
     source = rows({'input_ids': 'text', 'labels': [[1], [2, 3]]}, {'input_ids': None, 'labels': [2**63]})
     dataset = await create(service, source, is_lazy=True)
     first, second = await peek(service, dataset)
@@ -141,7 +141,7 @@ async def test_values_of_any_shape_are_shown(service: RunningData) -> None:
 
 
 async def test_values_nested_too_deeply_end_in_an_ellipsis(service: RunningData) -> None:
-    """The part of an uploaded value that a message cannot contain is replaced by an ellipsis."""
+    """The part of an uploaded value that is too deep for a message is replaced by an ellipsis."""
     content = b'{"a": ' + b'[' * 60 + b']' * 60 + b'}'
     parts = iterate([upload_header('u', len(content)), upload_chunk(0, content)])
     await service.datasets.Upload(parts, metadata=service.metadata)

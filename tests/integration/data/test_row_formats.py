@@ -1,4 +1,4 @@
-"""Rows as users have them, through the data service: the same features as in process, and refusals with the cure."""
+"""Common formats of rows in the data service: the same features as in process, and errors that name a solution."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,7 +49,7 @@ async def features_of(service: RunningData, dataset: dataset_pb2.Dataset) -> lis
 async def test_features_equal_those_in_process(
     name: str, row: dict[str, Any], examples: list[Any], service: RunningData, tiny_llama_dir: Path
 ) -> None:
-    """Each format gives bitwise the features of the library, whether it is recognized or named."""
+    """Each format gives bitwise the library's features, whether the format is recognized or named."""
     local = Dataset(DatasetMeta(data=[row, row]))
     local.set_template('Template', model_id=str(tiny_llama_dir))
     report = local.encode()
@@ -94,14 +94,14 @@ async def test_every_format_of_the_library_has_a_value_in_the_contract() -> None
 async def test_rows_without_the_format_are_refused(
     given: Any, step: Any, field: str, problem: str, service: RunningData, tiny_llama_dir: Path
 ) -> None:
-    """The refusal names the row or the argument, and the columns that are needed."""
+    """The error names the row or the argument, and the needed columns."""
     refused = await refusal_of(service.create(rows(given), set_template(tiny_llama_dir), step))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', field)
     assert problem in refused.message
 
 
 async def test_check_and_prompts_read_the_format(service: RunningData, tiny_llama_dir: Path) -> None:
-    """`check` reports examples of a format without labels, and prompts for sampling have no labels."""
+    """`check` reports examples without labels, and prompts for sampling have no labels."""
     check = dataset_pb2.DatasetStep(check=dataset_pb2.CheckStep())
     pair = {'prompt': [SKY], 'completion': [BLUE]}
     dataset = await service.create(rows(pair, {'prompt': 'a', 'completion': None}), set_template(tiny_llama_dir), check)

@@ -1,4 +1,4 @@
-"""Spans of the data service."""
+"""Tests of the data service's spans."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from twinkle_client.tracing import tracing_to
 
 
 async def test_encoding_has_a_span(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The trace of a request that encodes rows shows the time of the template."""
+    """The trace of a request that encodes rows contains the time that the template takes."""
     source = rows({'messages': [{'role': 'user', 'content': 'q'}]})
     async with serving_data(tmp_path, base_models=(str(tiny_llama_dir),)) as service:
         with tracing_to(tmp_path / 'spans'):

@@ -1,4 +1,4 @@
-"""The documented program that uses the data components alone runs as written."""
+"""The documented program that uses only the data components runs unchanged."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ IDENTITY_FILE = Path(__file__).parents[3] / 'examples/data/self_cognition.jsonl'
 
 @pytest.fixture
 def hub(tmp_path: Path, tiny_qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mirror with the dataset and the model that the program names."""
+    """A mirror with the program's dataset and model."""
     dataset = tmp_path / 'datasets/swift/self-cognition'
     dataset.mkdir(parents=True)
     shutil.copy(IDENTITY_FILE, dataset)

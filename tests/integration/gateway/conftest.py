@@ -1,4 +1,4 @@
-"""Fixtures that run a gateway and the services behind it in this process, connected over loopback."""
+"""Fixtures that run a gateway, and services behind it, in this process over loopback."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

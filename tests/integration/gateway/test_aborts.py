@@ -1,4 +1,4 @@
-"""Tests requests that are aborted at different stages of their execution."""
+"""Tests of requests that are aborted at different stages of their execution."""
 
 import asyncio
 from pathlib import Path
@@ -53,7 +53,7 @@ async def test_batch_is_aborted_while_its_version_is_resolved(tmp_path: Path) ->
 
 @pytest.mark.parametrize('count', [1, 6])
 async def test_batch_is_aborted_before_samplers_know_it(tmp_path: Path, count: int) -> None:
-    """An abort is repeated at samplers that have not registered their part of the batch yet."""
+    """An abort is sent again to samplers that have not registered their part of the batch yet."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
@@ -72,7 +72,7 @@ async def test_batch_is_aborted_before_samplers_know_it(tmp_path: Path, count: i
 
 
 async def test_stream_is_aborted_before_its_sampler_knows_it(tmp_path: Path) -> None:
-    """An abort is repeated at a sampler that has not registered the request yet."""
+    """An abort is sent again to a sampler that has not registered the request yet."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         sampler.call_gate.clear()

@@ -1,6 +1,6 @@
-"""Tests every HTTP route and every gRPC method with invalid keys, missing scopes, and ids of another tenant.
+"""Tests of every HTTP route and gRPC method with invalid keys, missing scopes and another tenant's ids.
 
-Routes come from the running gateway and methods from the contracts, so that new ones are tested automatically.
+Routes come from the running gateway and methods from the contracts, so new ones are tested automatically.
 """
 
 import re
@@ -64,7 +64,7 @@ ROUTES_WITHOUT_IDS = {
 CHOSEN_ALTERNATIVES = {'header', 'operation', 'clip_grad_and_step', 'step', 'lora_config'}
 """Names of the fields that are set in messages with alternatives (`oneof`)."""
 OMITTED = {'full_parameters', 'training_config'}
-"""Fields that would be refused before any id is looked up."""
+"""Fields that would be refused before an id is looked up."""
 CREATING_METHODS = {'SessionService/CreateSession'}
 """Methods whose responses contain a new id."""
 METHODS_WITHOUT_NOT_FOUND = {
@@ -96,7 +96,7 @@ METHODS_WITHOUT_NOT_FOUND = {
 }
 """Methods that take no id, filter by an id, take a new id from the caller, or report missing ids within a stream.
 
-All other methods must return NOT_FOUND for another tenant's id, or refuse clients altogether.
+All other methods must return NOT_FOUND for another tenant's id, or refuse all clients.
 """
 
 
@@ -128,7 +128,7 @@ async def invalid_secrets(deployment: TwoTenants) -> list[str]:
 
 
 async def test_every_route_needs_a_valid_key(deployment: TwoTenants) -> None:
-    """Every route refuses calls without a key, and gives the same response for unknown, revoked and expired keys."""
+    """Every route refuses calls without a key, with equal responses for unknown, revoked and expired keys."""
     secrets = await invalid_secrets(deployment)
     routes = routes_of(deployment)
     assert len(routes) > 50
@@ -139,7 +139,7 @@ async def test_every_route_needs_a_valid_key(deployment: TwoTenants) -> None:
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_route(deployment: TwoTenants) -> None:
-    """Every route that takes an id responds to another tenant's id exactly as to an unknown id, with status 404."""
+    """Every route with an id responds to another tenant's id exactly as to an unknown id, with status 404."""
     bob = deployment.secrets['bob']
     for route in routes_of(deployment):
         name = ' '.join(route)
@@ -170,7 +170,7 @@ async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment:
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_method(deployment: TwoTenants) -> None:
-    """Every method responds to another tenant's id exactly as to an unknown id, apart from the ids that it creates."""
+    """Every method responds to another tenant's id exactly as to an unknown id, apart from ids that it creates."""
     key = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
         foreign, absent = [await outcome(deployment, method, ids, key.secret) for ids in (deployment.alices, ABSENT)]
@@ -262,8 +262,8 @@ def message_of(kind: Descriptor, ids: Ids, depth: int = 0) -> Message:
 async def first_response(start_call: Callable[[], Any]) -> tuple[Any, Any]:
     """Return a call and its first response.
 
-    If the server refuses a call while the request is still being sent, grpc.aio 1.85 may report INTERNAL without the
-    server's details; such calls are repeated a few times.
+    If the server refuses a call while the request is being sent, grpc.aio 1.85 may report INTERNAL without the server's
+    details. Such calls are repeated a few times.
     """
     for _ in range(5):
         call = start_call()
@@ -307,7 +307,7 @@ async def test_no_response_of_a_method_contains_a_path_of_the_server(deployment:
 
 
 async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
-    """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
+    """Every method refuses calls without a key, with equal errors for unknown, revoked and expired keys."""
     secrets = await invalid_secrets(deployment)
     for method in methods():
         responses = {await outcome(deployment, method, deployment.alices, secret) for secret in secrets}
@@ -319,7 +319,7 @@ async def test_every_method_needs_a_valid_key(deployment: TwoTenants) -> None:
 
 
 async def test_every_method_and_route_needs_its_scope(deployment: TwoTenants) -> None:
-    """A key that lacks only the required scope is refused by every method, and by every route except signed links."""
+    """Every method, and every route except signed links, refuses a key that lacks only the required scope."""
     secrets = {
         scope: (await deployment.gateway.make_key('bob', scopes=tuple(set(EVERY_SCOPE) - {number}))).secret
         for number, scope in enumerate(Scope, 1)

@@ -1,4 +1,4 @@
-"""Tests that batches by handle are metered like inline batches, and that far fewer bytes pass through the gateway."""
+"""Tests that batches by handle are metered like inline batches, with far fewer bytes through the gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,7 +53,7 @@ class Program:
         return (await stub.Execute(request, metadata=self._metadata)).result
 
     async def wait_for_trained_tokens(self, token_count: int) -> int:
-        """Return the metered tokens once there are at least `token_count`; the time limit of the test applies."""
+        """Return the metered tokens once there are at least `token_count`; the timeout of the test limits the wait."""
         stub = catalogue_service_pb2_grpc.CatalogueServiceStub(self._channel)
         trained_tokens = 0
         while trained_tokens < token_count:

@@ -1,4 +1,4 @@
-"""Tests that a gateway bounds its memory for large concurrent bodies, per tenant, and releases it afterwards."""
+"""Tests that a gateway limits its memory for large concurrent bodies per tenant, and releases it afterwards."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ BODY = b'{"model_id": "none", "seq_id": 1, "pad": "' + b'x' * (20 * MIB - 44) + 
 LIMIT = 64 * MIB
 """Memory in bytes for the bodies of one tenant."""
 MAX_GROWTH = 400 * MIB
-"""Limit of the memory growth in bytes, for bodies, parsed values and buffers. All bodies together have 3.9 GiB."""
+"""Limit of the memory growth in bytes, for bodies, parsed values and buffers. The bodies have 3.9 GiB in total."""
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ async def peak_memory_during(gateway: GatewayProcess, large_requests: asyncio.Fu
 
 
 async def send_small_requests(gateway: GatewayProcess, secret: str, large_requests: asyncio.Future[Any]) -> list[int]:
-    """Return the statuses of small requests that are sent while large ones are in progress.
+    """Return the statuses of small requests that are sent while large requests are in progress.
 
     Head and body are written together, because this process may be too busy to send a separate body before the
-    gateway stops waiting for it.
+    gateway's timeout.
     """
     body = b'{"sdk_version": "0.38.0"}'
     fields = (f'x-api-key: {secret}', 'content-type: application/json', f'content-length: {len(body)}')
@@ -95,6 +95,6 @@ async def test_bodies_of_one_tenant_take_bounded_memory(gateway: GatewayProcess,
     assert set(statuses) == {200}
     assert len(statuses) > 1
     assert peak - begin < MAX_GROWTH
-    # The gateway frees the last bodies after it has answered.
+    # The gateway frees the last bodies after its response.
     await until(lambda: gateway.resident_bytes() - begin < MAX_GROWTH / 2)
     assert await status_of(http, alice) == 400

@@ -1,4 +1,4 @@
-"""Tests that the console opens no way to methods between services, with every combination of credentials."""
+"""Tests that the console allows no calls of methods between services, for every combination of credentials."""
 
 import os
 import socket
@@ -33,12 +33,12 @@ INTERNAL = [method for method in METHODS if requirement_of(method) is Access.INT
 REGISTER = 'twinkle.api.gateway.v1.FleetService/Register'
 LIST_RUNS = 'twinkle.api.gateway.v1.CatalogueService/ListRuns'
 IDENTITY = {'x-twinkle-internal': '1', 'x-twinkle-tenant': 'default', 'x-twinkle-scopes': 'admin,operator'}
-"""Headers with which services identify their calls."""
+"""Headers that services use to identify their calls."""
 
 
 @pytest.fixture(params=[TOKEN, ''], ids=['token', 'open'])
 async def client(request: Any, upstream: Upstream, tmp_path: Path) -> AsyncIterator[ConsoleClient]:
-    """A browser without a session, at a gateway that trusts services with the token, or all callers without a key."""
+    """A browser without a session. Its gateway trusts services with the token, or all callers without a key."""
     options = {'http_listen': '127.0.0.1:0', 'internal_token': request.param}
     async with (
         running_gateway(tmp_path, upstream=upstream.address, **options) as gateway,
@@ -61,7 +61,7 @@ def registration() -> bytes:
 
 
 async def test_methods_between_services_are_refused_for_every_key(client: ConsoleClient) -> None:
-    """A key with all scopes calls no method between services, also with the headers of a service."""
+    """A key with all scopes cannot call methods between services, even with the headers of a service."""
     assert len(INTERNAL) >= 9
     await client.log_in()
     for method in INTERNAL:
@@ -87,7 +87,7 @@ async def test_methods_between_services_are_refused_for_every_key(client: Consol
 async def test_calls_without_a_key_are_not_forwarded(
     client: ConsoleClient, authorization: str | None, reason: str
 ) -> None:
-    """The console refuses every method without a valid key, also where the gRPC server trusts callers without one."""
+    """The console refuses every method without a valid key, even if the gRPC server trusts callers without one."""
     headers = {**IDENTITY, **({} if authorization is None else {'authorization': authorization})}
     for method in METHODS:
         result = await result_of(client, method, headers, registration() if method == REGISTER else b'')
@@ -95,7 +95,7 @@ async def test_calls_without_a_key_are_not_forwarded(
 
 
 async def test_header_takes_precedence_over_the_cookie(client: ConsoleClient) -> None:
-    """A request with an unusable `Authorization` does not fall back to the cookie."""
+    """If the `Authorization` header of a request is unusable, the cookie is not used instead."""
     await client.log_in()
     assert (await result_of(client, LIST_RUNS, {})).code == 0
     for value in ('', 'Basic YTpi', 'Bearer tml-wrong', f'Bearer {TOKEN}'):
@@ -113,7 +113,7 @@ async def test_repeated_headers_do_not_add_credentials(client: ConsoleClient) ->
 
 
 async def test_socket_needs_certificates_for_methods_between_services(tmp_path: Path) -> None:
-    """A socket of a server with mutual TLS accepts keys but not the token: its callers have no certificate."""
+    """A socket of a server with mutual TLS accepts keys but not the token, because its callers have no certificate."""
     folder = make_authority(tmp_path / 'tls')
     config = GatewayConfig.model_validate(
         {
@@ -154,7 +154,7 @@ class SocketServer:
 
 
 async def test_socket_is_private_and_removed(tmp_path: Path) -> None:
-    """Only the user of the gateway can reach the socket, whose folder is removed at the end."""
+    """Only the gateway's user can reach the socket, and its folder is removed at the end."""
     config = GatewayConfig(state_dir=tmp_path, http_listen='127.0.0.1:0')
     server = SocketServer()
     async with AsyncExitStack() as stack:
@@ -167,7 +167,7 @@ async def test_socket_is_private_and_removed(tmp_path: Path) -> None:
 
 
 def test_folders_of_killed_gateways_are_removed(tmp_path: Path) -> None:
-    """A start removes sockets without a listener, but no recent ones, and none that a gateway still serves."""
+    """A start removes sockets without a listener, except recent sockets and those that a gateway serves."""
     sockets = {name: socket.socket(socket.AF_UNIX) for name in ('dead', 'new', 'live')}
     paths = {name: tmp_path / f'twinkle-console-{name}' / 'rpc' for name in sockets}
     for name, listener in sockets.items():

@@ -1,4 +1,4 @@
-"""Tests gRPC-Web calls through the console to a real gateway: unary calls, streams, errors, deadlines, cancellation."""
+"""Tests of gRPC-Web calls through the console: unary calls, streams, errors, deadlines and cancellation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def test_runs_and_metrics_are_read_with_the_cookie(client: ConsoleClient) 
 
 
 async def test_forwarded_call_has_only_the_identity_of_the_key(client: ConsoleClient, upstream: Upstream) -> None:
-    """Headers of the browser other than the request id, the trace and the deadline do not reach a service."""
+    """Only the request id, the trace and the deadline in the browser's headers reach a service."""
     session = (await client.http.get('/console/api/session')).json()
     trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
     result = await client.call(
@@ -105,7 +105,7 @@ async def test_status_of_a_service_is_returned(client: ConsoleClient, adapter_id
 
 
 async def test_deadline_of_the_browser_ends_the_call(client: ConsoleClient, upstream: Upstream) -> None:
-    """A call that exceeds `grpc-timeout` fails with DEADLINE_EXCEEDED, and is cancelled at the service."""
+    """A call that exceeds `grpc-timeout` fails with DEADLINE_EXCEEDED and is cancelled at the service."""
     result = await client.call(
         GET_ADAPTER, adapter_service_pb2.GetAdapterRequest(adapter_id='slow'), grpc_timeout='100m'
     )
@@ -114,7 +114,7 @@ async def test_deadline_of_the_browser_ends_the_call(client: ConsoleClient, upst
 
 
 async def test_closed_browser_cancels_a_unary_call(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A browser that closes its connection while it waits for a response cancels the call at the service."""
+    """If a browser closes its connection while it waits for a response, the call at the service is cancelled."""
     async with console_client(gateway) as browser:
         await browser.log_in()
         request = adapter_service_pb2.GetAdapterRequest(adapter_id='slow')
@@ -126,7 +126,7 @@ async def test_closed_browser_cancels_a_unary_call(gateway: RunningGateway, upst
 
 
 async def test_watch_sends_messages_while_the_stream_is_open(client: ConsoleClient) -> None:
-    """Messages of a stream arrive one by one, before the stream ends."""
+    """Messages of a stream arrive one at a time, before the stream ends."""
     async with client.stream(WATCH_FLEET, fleet_service_pb2.WatchFleetRequest()) as frames:
         async for item in frames:
             assert item[0] == 0
@@ -135,7 +135,7 @@ async def test_watch_sends_messages_while_the_stream_is_open(client: ConsoleClie
 
 
 async def test_closed_browser_cancels_a_stream(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A browser that closes a stream cancels the call at the service."""
+    """If a browser closes a stream, the call at the service is cancelled."""
     async with console_client(gateway) as browser:
         await browser.log_in()
         async with browser.stream(SAMPLE, sampler_service_pb2.SampleRequest()) as frames:
@@ -146,13 +146,13 @@ async def test_closed_browser_cancels_a_stream(gateway: RunningGateway, upstream
 
 
 async def test_slow_browser_delays_the_service(client: ConsoleClient, upstream: Upstream) -> None:
-    """The messages in flight to a browser that does not read are bounded, and the stream continues later."""
+    """Messages in flight to a browser that does not read are limited, and the stream can continue later."""
     async with client.stream(SAMPLE, sampler_service_pb2.SampleRequest()) as frames:
         await anext(frames)
         seen = -1
         while seen != upstream.sampler.sent_count:
             seen = upstream.sampler.sent_count
-            # The flow has stopped if many other calls complete without one more message.
+            # The stream is blocked if many other calls complete without another message.
             for _ in range(50):
                 await client.call(GET_ADAPTER, adapter_service_pb2.GetAdapterRequest(adapter_id='a'))
         assert seen * (1 << 18) < 64 << 20
@@ -162,7 +162,7 @@ async def test_slow_browser_delays_the_service(client: ConsoleClient, upstream: 
 
 
 async def test_draining_gateway_ends_a_stream_with_its_status(gateway: RunningGateway, client: ConsoleClient) -> None:
-    """A stopping gateway ends an open stream with trailers whose status says that a repeated call may succeed."""
+    """A stopping gateway ends an open stream with trailers whose status allows a retry."""
     assert gateway.http is not None
     async with client.stream(WATCH_FLEET, fleet_service_pb2.WatchFleetRequest()) as frames:
         last = await anext(frames)
@@ -174,7 +174,7 @@ async def test_draining_gateway_ends_a_stream_with_its_status(gateway: RunningGa
     assert (result.code, result.reason) == (14, 'DRAINING')
 
 
-async def test_browser_that_stopped_reading_gets_no_trailers_inside_a_message(
+async def test_blocked_browser_gets_no_trailers_inside_a_message(
     gateway: RunningGateway, client: ConsoleClient, upstream: Upstream
 ) -> None:
     """If the gateway stops while it sends a message, the connection ends without a status inside the message."""
@@ -203,7 +203,7 @@ async def test_browser_that_stopped_reading_gets_no_trailers_inside_a_message(
 
 @pytest.mark.parametrize('method', [TRAIN, 'twinkle.api.model.v1.TrainingService/UploadBatch'])
 async def test_stream_of_requests_is_unimplemented(client: ConsoleClient, upstream: Upstream, method: str) -> None:
-    """Methods with a stream of requests are refused by name before anything is forwarded."""
+    """A method with a stream of requests is refused by name before anything is forwarded."""
     result = await client.call(method, training_service_pb2.TrainRequest())
     assert (result.code, result.reason) == (12, 'NOT_BUILT_YET')
     assert method in result.text
@@ -245,14 +245,14 @@ async def test_unknown_method_is_unimplemented(client: ConsoleClient, method: st
 async def test_malformed_request_is_refused(
     client: ConsoleClient, body: bytes, headers: dict[str, str], field: str
 ) -> None:
-    """A request that is not one uncompressed frame is refused before it is forwarded; the refusal names the fault."""
+    """A request that is not one uncompressed frame is refused before it is forwarded, and the error names the fault."""
     result = parse_frames((await client.post(LIST_RUNS, body, **headers)).content)
     assert (result.code, result.reason, result.facts['field']) == (3, 'INVALID_FIELD', field)
 
 
 @pytest.mark.parametrize('content_type', ['application/json', 'text/plain', 'application/grpc-web-text', ''])
 async def test_other_content_type_is_refused(client: ConsoleClient, content_type: str) -> None:
-    """A content type that a page of another site could send, or that is not binary gRPC-Web, gets status 415."""
+    """A content type that another site's page could send, or that is not binary gRPC-Web, gets status 415."""
     response = await client.post(LIST_RUNS, frame(b''), content_type=content_type)
     assert (response.status_code, response.json()['error']['field']) == (415, 'content-type')
 
@@ -275,7 +275,7 @@ async def test_longest_timeout_is_accepted(client: ConsoleClient) -> None:
 
 
 async def test_call_waits_for_the_start_of_the_grpc_server(tmp_path: Path) -> None:
-    """A call that arrives between the starts of the HTTP server and the gRPC server succeeds."""
+    """A call that arrives after the start of the HTTP server and before that of the gRPC server succeeds."""
     config = GatewayConfig(state_dir=tmp_path, bootstrap_key=ADMIN_KEY, http_listen='127.0.0.1:0')
     async with assembled(config, clock=FakeClock()) as gateway:
         assert gateway.http is not None

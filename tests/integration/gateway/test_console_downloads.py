@@ -1,4 +1,4 @@
-"""Tests downloads of checkpoints with the cookie of a browser, with a real checkpoint service."""
+"""Tests of checkpoint downloads with a browser's cookie, with a real checkpoint service."""
 
 import io
 import tarfile
@@ -49,7 +49,7 @@ def _reason(response: httpx.Response) -> str:
 
 
 async def test_archive_is_one_file(api: TinkerCatalogue, browser: ConsoleClient) -> None:
-    """A download is the PEFT folder as one archive, with its length and a name for the file."""
+    """A download is the PEFT folder as one archive, with its length and a file name."""
     response = await browser.http.get(ADDRESS)
     assert response.status_code == 200
     assert response.content == await _archive(api)
@@ -60,7 +60,7 @@ async def test_archive_is_one_file(api: TinkerCatalogue, browser: ConsoleClient)
 
 
 async def test_interrupted_download_resumes(api: TinkerCatalogue, browser: ConsoleClient) -> None:
-    """A browser resumes at a byte with the tag of the file; with another tag it receives the whole file."""
+    """A browser resumes at a byte with the file's tag; with another tag it receives the whole file."""
     whole = await browser.http.get(ADDRESS)
     tag = whole.headers['etag']
     headers = {'range': 'bytes=1000-', 'if-range': tag}
@@ -82,7 +82,7 @@ async def test_session_is_needed(api: TinkerCatalogue, headers: Mapping[str, str
 
 
 async def test_key_needs_the_scope_train(api: TinkerCatalogue) -> None:
-    """A key for sampling cannot download weights, as over gRPC."""
+    """A key for sampling cannot download weights, as in the gRPC API."""
     key = await api.gateway.make_key('alice', scopes=(SCOPE_SAMPLE,))
     async with console_client(api.gateway) as client:
         await client.log_in(key.secret)
@@ -102,7 +102,7 @@ async def test_checkpoints_of_other_tenants_do_not_exist(api: TinkerCatalogue) -
 
 
 async def test_unknown_names_and_other_sites_are_refused(browser: ConsoleClient) -> None:
-    """An unknown or malformed name is refused, and so is a request of another site's page."""
+    """An unknown or malformed name is refused, and so is a request from another site's page."""
     unknown = await browser.http.get(f'/console/api/checkpoints/{RUN}/other')
     assert (unknown.status_code, _reason(unknown)) == (404, 'CHECKPOINT_NOT_FOUND')
     for name in ('a%22b', 'a%0d%0ab', '..', '%2e%2e', 'a%2fb'):

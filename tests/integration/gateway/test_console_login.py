@@ -1,4 +1,4 @@
-"""Tests logins, sessions, one-time links and files of the console at a real gateway."""
+"""Tests of logins, sessions, one-time links and files of the console, with a real gateway."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ async def open_link(client: ConsoleClient, link: str) -> httpx.Response:
 
 
 async def test_login_stores_a_protected_cookie(gateway: RunningGateway, browser: ConsoleClient) -> None:
-    """A login returns the session, and a cookie that scripts and other sites cannot use and that hides the key."""
+    """A login returns the session and a cookie that hides the key and that scripts and other sites cannot use."""
     key = await gateway.make_key('alice', scopes=(1, 3))
     assert await session_status(browser) == 401
     response = await browser.http.post('/console/api/login', json={'key': key.secret})
@@ -120,7 +120,7 @@ async def test_logout_deletes_the_cookie(browser: ConsoleClient) -> None:
 async def test_invalid_login_is_refused(
     browser: ConsoleClient, body: dict[str, Any], status: int, reason: str, field: str
 ) -> None:
-    """A login that is malformed or has no valid key is refused and sets no cookie."""
+    """A login that is malformed or has no valid key is refused, and sets no cookie."""
     response = await browser.http.post('/console/api/login', json=body)
     error = response.json()['error']
     assert (response.status_code, error['reason'], error['field']) == (status, reason, field)
@@ -128,7 +128,7 @@ async def test_invalid_login_is_refused(
 
 
 async def test_login_needs_the_content_type_of_json(browser: ConsoleClient) -> None:
-    """Bodies that a page of another site could send without the server's consent are refused."""
+    """A login body with a content type that another site's page could send is refused."""
     content = json.dumps({'key': ADMIN_KEY})
     for headers in ({}, {'content-type': 'text/plain'}, {'content-type': 'application/x-www-form-urlencoded'}):
         response = await browser.http.post('/console/api/login', content=content, headers=headers)
@@ -136,7 +136,7 @@ async def test_login_needs_the_content_type_of_json(browser: ConsoleClient) -> N
 
 
 async def test_requests_of_other_origins_are_refused(gateway: RunningGateway, browser: ConsoleClient) -> None:
-    """Routes that change something refuse an `Origin` other than the host, also with valid credentials."""
+    """Routes that change data refuse an `Origin` other than the host, even with valid credentials."""
     await browser.log_in()
     bearer_header = {'authorization': f'Bearer {ADMIN_KEY}'}
     host, port = gateway.http_address.split(':')
@@ -167,7 +167,7 @@ async def test_cookie_is_secure_behind_a_proxy_with_tls(gateway: RunningGateway,
 async def test_session_ends_after_twelve_hours_also_within_a_stream(
     gateway: RunningGateway, browser: ConsoleClient
 ) -> None:
-    """A cookie is refused after twelve hours, and a stream that was opened with it ends with UNAUTHENTICATED."""
+    """A cookie is refused after twelve hours, and a stream that it opened ends with UNAUTHENTICATED."""
     await browser.log_in()
     async with browser.stream(WATCH_FLEET, fleet_service_pb2.WatchFleetRequest()) as frames:
         last = await anext(frames)
@@ -208,7 +208,7 @@ async def test_session_ends_with_its_key(gateway: RunningGateway, browser: Conso
 
 @pytest.mark.parametrize('change', [lambda value: value[:-5], lambda value: 'AAAA' + value[4:], lambda value: 'ü/'])
 async def test_changed_cookie_is_refused(browser: ConsoleClient, change: Any) -> None:
-    """A cookie that was not made by the deployment, or was changed, is refused."""
+    """A cookie that the deployment did not create, or that was changed, is refused."""
     await browser.log_in()
     value = browser.http.cookies['twinkle_console']
     browser.http.cookies.clear()
@@ -219,7 +219,7 @@ async def test_changed_cookie_is_refused(browser: ConsoleClient, change: Any) ->
 
 
 async def test_link_logs_in_once_even_in_a_race(browser: ConsoleClient) -> None:
-    """Exactly one of several requests that use a link at the same time succeeds."""
+    """If several requests use a link at the same time, exactly one succeeds."""
     link = await make_link(browser)
     responses = await asyncio.gather(*(open_link(browser, link) for _ in range(8)))
     assert sorted(response.status_code for response in responses) == [200] + [401] * 7
@@ -227,7 +227,7 @@ async def test_link_logs_in_once_even_in_a_race(browser: ConsoleClient) -> None:
 
 
 async def test_link_expires_and_ends_with_its_key(gateway: RunningGateway, browser: ConsoleClient) -> None:
-    """A link is refused after ten minutes, and once its key is revoked."""
+    """A link is refused after ten minutes, or once its key is revoked."""
     old = await make_link(browser)
     gateway.clock.advance(timedelta(minutes=10))
     assert (await open_link(browser, old)).status_code == 401
@@ -247,7 +247,7 @@ async def test_link_needs_a_key_and_not_a_cookie(browser: ConsoleClient) -> None
 async def test_cookie_of_a_tenant_reads_nothing_of_another(
     gateway: RunningGateway, browser: ConsoleClient, upstream: Upstream
 ) -> None:
-    """A browser sees neither runs nor metrics of another tenant; a request's key takes precedence over the cookie."""
+    """A browser sees no runs or metrics of another tenant; a request's key takes precedence over the cookie."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-2', tenant_id='bob'))
     secret = (await gateway.make_key('bob')).secret
@@ -306,12 +306,12 @@ async def test_files_are_served_with_headers_against_other_scripts(browser: Cons
     ],
 )
 async def test_paths_outside_the_listing_are_not_found(browser: ConsoleClient, path: str) -> None:
-    """Only the listed names are served; no path of a request leads out of the folder."""
+    """Only the listed names are served, and no path of a request leaves the folder."""
     assert (await browser.http.get(f'/console/{path}')).status_code == 404
 
 
 async def test_console_can_be_disabled_or_unbuilt(tmp_path: Path) -> None:
-    """A disabled console has no routes; without a built app, its page says how to build it."""
+    """A disabled console has no routes; without a built app, the console's page says how to build it."""
     options: dict[str, Any] = {'http_listen': '127.0.0.1:0', 'console_files': tmp_path / 'absent'}
     async with running_gateway(tmp_path, console=False, **options) as gateway, console_client(gateway) as client:
         for path in ('/', '/console/', '/console/api/session'):
@@ -323,7 +323,7 @@ async def test_console_can_be_disabled_or_unbuilt(tmp_path: Path) -> None:
 
 
 async def test_session_works_at_every_gateway_of_a_database(postgres_database: str, tmp_path: Path) -> None:
-    """A second gateway accepts a session of the first but not its link; revoking the key ends the session at both."""
+    """A second gateway accepts the first one's session but not its link; revoking the key ends the session at both."""
     options: dict[str, Any] = {
         'database_url': postgres_database,
         'futures': {'payload_dir': tmp_path / 'payloads'},

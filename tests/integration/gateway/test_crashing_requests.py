@@ -1,4 +1,4 @@
-"""Requests that crash every sampler that runs them, while other requests run on the same samplers."""
+"""Requests that crash every sampler on which they run, while other requests run on the same samplers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,11 +22,11 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
 POISON = 13
-"""First token of a prompt that makes a sampler crash."""
+"""First token of a prompt that crashes a sampler."""
 SUBMISSIONS = 12
-"""Number of times that a client sends the crashing request, more than the permitted number of lost samplers."""
+"""Number of times that a client sends the crashing request, which is more than the limit of lost samplers."""
 PATIENT = FleetConfig(begin_wait=timedelta(seconds=60))
-"""Configuration with which the gateway waits for a replacement, because one may join late on a busy machine."""
+"""Configuration of a gateway that waits for a replacement, which may join late on a busy machine."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ async def _submit_until_refused(fleet: RunningFleet, kind: str) -> list[Any]:
 async def test_request_that_crashes_samplers_fails(
     tmp_path: Path, kind: str, poison_mode: str, sampler_count: int
 ) -> None:
-    """A request crashes a bounded number of samplers however often it is sent, and other requests still succeed."""
+    """A request crashes a bounded number of samplers however often it is sent, and other requests succeed."""
     async with (
         running_fleet(tmp_path, fleet=PATIENT) as fleet,
         _restarting_samplers(fleet, sampler_count, poison_mode) as restarts,
@@ -111,7 +111,7 @@ async def test_request_that_crashes_samplers_fails(
 
 
 @pytest.mark.timeout(120)
-async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> None:
+async def test_requests_together_with_a_crashing_one_all_succeed(tmp_path: Path) -> None:
     """Requests that repeatedly start together with a crashing request are never identified as the cause."""
     async with running_fleet(tmp_path, fleet=PATIENT) as fleet, _restarting_samplers(fleet, 1) as restarts:
         crashing = asyncio.create_task(_submit_until_refused(fleet, 'stream'))
@@ -129,7 +129,7 @@ async def test_requests_beside_a_crashing_one_all_succeed(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(120)
 async def test_failures_between_successes_do_not_count(tmp_path: Path) -> None:
-    """A request that succeeds again after each lost sampler never fails, and neither does a scoring request."""
+    """A request that succeeds after each lost sampler never fails, and neither does a scoring request."""
     request = sample_request([5, 6, 7], max_tokens=3)
     scoring = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints([5, 6, 7])])
     async with running_fleet(tmp_path, FakeSampler()) as fleet:

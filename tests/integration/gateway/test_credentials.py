@@ -1,4 +1,4 @@
-"""Tests the credentials and scopes that every method of every contract requires."""
+"""Tests of the credentials and scopes that every method of every contract requires."""
 
 import asyncio
 import importlib
@@ -17,7 +17,7 @@ SCOPE_NUMBERS = {Scope.TRAIN: 1, Scope.SAMPLE: 2, Scope.DATA: 3, Scope.OPERATOR:
 
 
 def _methods() -> dict[str, bool]:
-    """Return whether the client streams its requests, by the path of each method."""
+    """Return, by method path, whether the client streams its requests."""
     names = [module.name for module in pkgutil.walk_packages(twinkle.api.__path__, 'twinkle.api.')]
     descriptors = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith('_pb2')]
     services = [service for descriptor in descriptors for service in descriptor.services_by_name.values()]
@@ -35,8 +35,8 @@ _LOST_STATUS = 'Internal error from Core'
 
 async def call_failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
     """Call a method of any kind and return its failure."""
-    # A single request is sent with the call. A stream is sent later, when the call may have ended, and grpc then loses
-    # the status.
+    # A single request is sent with the call. The messages of a stream are sent later, when the call may have ended;
+    # grpc then loses the status.
     while METHODS.get(path, False):
         call = gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata)
         if await call.details() != _LOST_STATUS:
@@ -45,7 +45,7 @@ async def call_failure(gateway: RunningGateway, path: str, metadata: tuple[tuple
 
 
 async def test_every_method_needs_a_valid_key(gateway: RunningGateway) -> None:
-    """Every method refuses calls without a key, and gives the same error for unknown, revoked and expired keys."""
+    """Every method refuses calls without a key, with equal errors for unknown, revoked and expired keys."""
     revoked, expired = await gateway.make_key('alice'), await gateway.make_key('alice', ttl=timedelta(seconds=1))
     stub = key_service_pb2_grpc.KeyServiceStub(gateway.channel)
     await stub.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=revoked.key.key_id), metadata=ADMIN)
@@ -70,7 +70,7 @@ async def test_other_authorization_schemes_count_as_missing(gateway: RunningGate
 
 
 async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
-    """A key with all scopes except the required one is refused, and internal methods refuse an administrator's key."""
+    """A key with all scopes except the required one is refused; internal methods refuse even an administrator's key."""
     everything = set(SCOPE_NUMBERS.values())
     lacking = {
         scope: bearer((await gateway.make_key('alice', scopes=tuple(everything - {number}))).secret)
@@ -86,7 +86,7 @@ async def test_every_method_needs_its_scope(gateway: RunningGateway) -> None:
 
 
 async def test_unknown_method_is_unimplemented(gateway: RunningGateway) -> None:
-    """A method outside the contracts fails with UNIMPLEMENTED and not with a missing scope."""
+    """A method outside the contracts fails with UNIMPLEMENTED, not with a missing scope."""
     for path in ('/twinkle.api.unknown.v1.Service/Method', '/twinkle.api.model.v1.AdapterService/Unknown'):
         refusal = await call_failure(gateway, path, ADMIN)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, 'NOT_BUILT_YET')

@@ -55,7 +55,7 @@ class _Opened:
         await self.records.settle(DONE, b'result' * 50)
 
     async def content(self) -> list[object]:
-        """Return everything that was acknowledged, with 'lost' for a payload that is reported as lost."""
+        """Return all acknowledged content, with 'lost' for a payload that is reported as lost."""
         accounts = await open_keys(self.config, self.database, clock=CLOCK)
         key = await accounts.verifier.verify(ADMIN_KEY)
         stored = [await self.records.store.get(future.tenant_id, future.future_id) for future in (DONE, WAITING)]
@@ -83,7 +83,7 @@ async def _killed(folder: Path) -> Path:
 
 
 async def _read(folder: Path) -> list[object] | str:
-    """Return the content of a state folder, or the message with which the start is refused."""
+    """Return the content of a state folder, or the error message of the refused start."""
     try:
         opened = await _open(folder)
         try:
@@ -96,7 +96,7 @@ async def _read(folder: Path) -> list[object] | str:
 
 @pytest.mark.slow
 async def test_damage_to_any_file_of_a_gateway_is_reported_or_has_no_effect(tmp_path: Path) -> None:
-    """A gateway with any damaged file refuses to start, reports the lost payload, or returns everything stored."""
+    """A gateway with any damaged file refuses to start, reports the lost payload, or returns all stored content."""
     killed, work = await _killed(tmp_path), tmp_path / 'work'
     shutil.copytree(killed, work)
     undamaged = await _read(work)
@@ -127,7 +127,7 @@ async def test_damage_to_any_file_of_a_gateway_is_reported_or_has_no_effect(tmp_
 async def test_gateway_process_names_the_damaged_file(
     tmp_path: Path, name: str, content: bytes | None, expected: str
 ) -> None:
-    """A gateway with a damaged file exits with a message that names the file, and without a traceback."""
+    """A gateway with a damaged file exits with a message that names the file, without a traceback."""
     folder = await _killed(tmp_path)
     for log in folder.glob('gateway.db-[ws]*'):
         log.unlink()

@@ -1,4 +1,4 @@
-"""Tests exports of checkpoints to a hub and to folders, through a gateway with a real checkpoint service."""
+"""Tests of exports of checkpoints to a hub and to folders, through a gateway with a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -62,7 +62,7 @@ class Deployment:
         return (await self.stub.GetExport(request, metadata=bearer(self.secrets[key]))).export
 
     async def wait_until(self, export_id: str, condition: Callable[[messages.Export], bool]) -> messages.Export:
-        """Return an export once a condition holds; the time limit of the test bounds the wait."""
+        """Return an export once a condition holds; the timeout of the test limits the wait."""
         while True:
             export = await self.get(export_id)
             if condition(export):
@@ -91,7 +91,7 @@ async def checkpoints(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def save(checkpoints: Running, seed: int = 1) -> None:
-    """Save the checkpoint of alice, replacing an existing one."""
+    """Save alice's checkpoint, or replace it."""
     with acting_for(Caller(tenant_id='alice', is_internal=True)):
         target = weights_pb2.CheckpointTarget(name='best', is_overwrite_allowed=True)
         await checkpoints.weights.save_checkpoint('ad-1', make_state(seed), target)
@@ -115,7 +115,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
-    """Write PEFT files to a folder, and return whether they have the content of the checkpoint."""
+    """Write PEFT files to a folder, and return whether their content is that of the checkpoint."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -123,7 +123,7 @@ def has_checkpoint(files: dict[str, bytes], folder: Path) -> bool:
 
 
 async def test_checkpoint_is_exported_to_a_hub(deployment: Deployment, hub: FakeHub, tmp_path: Path) -> None:
-    """An export makes one private commit with the tenant's token, and repeating the request returns the same export."""
+    """An export makes one private commit with the tenant's token, and a repeated request returns the same export."""
     started_export = (await deployment.start()).export
     done = await deployment.wait_until_finished(started_export.export_id)
     assert done.state == messages.EXPORT_STATE_DONE
@@ -136,7 +136,7 @@ async def test_checkpoint_is_exported_to_a_hub(deployment: Deployment, hub: Fake
 
 
 async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployment, tmp_path: Path) -> None:
-    """An export to a folder writes below the tenant's folder and leaves other files there unchanged."""
+    """An export to a folder writes below the tenant's folder, and leaves other files there unchanged."""
     target = tmp_path / 'gateway' / 'out' / 'alice' / 'a' / 'b'
     target.mkdir(parents=True)
     (target / 'README.md').write_text('existing')
@@ -153,7 +153,7 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployme
 
 
 async def test_unreachable_hub_is_retried(deployment: Deployment, hub: FakeHub) -> None:
-    """An export that cannot reach the hub shows the error and is retried; no file contains the token in plain text."""
+    """An export that cannot reach the hub has the error and is retried; no file contains the token in plain text."""
     hub.broken = 'commit'
     started_export = (await deployment.start()).export
     waiting = await deployment.wait_until(started_export.export_id, lambda export: export.HasField('failure'))
@@ -184,7 +184,7 @@ async def test_refusal_of_a_hub_is_final(
 
 
 async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """A claim of a killed gateway is taken over after its lease expires, and the hub gets no second commit."""
+    """The claimed export of a killed gateway is taken over after its lease, and the hub gets no second commit."""
     state_dir = tmp_path / 'gateway'
     async with exporting(state_dir, checkpoints, at_once=0) as deployment:
         first = (await deployment.start()).export
@@ -207,7 +207,7 @@ async def test_export_resumes_after_a_kill_with_one_result(tmp_path: Path, check
 
 
 async def test_export_resumes_immediately_after_a_shutdown(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """A gateway that shuts down releases its running exports, which the next gateway resumes."""
+    """A gateway that shuts down releases its running exports, and the next gateway resumes them."""
     hub.delay_seconds = 60
     async with exporting(tmp_path / 'gateway', checkpoints) as deployment:
         started_export = (await deployment.start()).export
@@ -248,7 +248,7 @@ async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: 
 
 
 async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -> None:
-    """A tenant can neither read, list nor cancel another tenant's exports, nor export that tenant's checkpoints."""
+    """A tenant can neither read, list nor cancel another tenant's exports, nor export its checkpoints."""
     started_export = (await deployment.start(target='file:///x', hub_token='')).export
     bob = bearer(deployment.secrets['bob'])
     for call in (
@@ -265,7 +265,7 @@ async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -
 
 
 async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_path: Path, checkpoints: Running) -> None:
-    """Repeating a request returns its export, even if the checkpoint has been deleted."""
+    """A repeated request returns its export even if the checkpoint has been deleted."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started_export = (await deployment.start()).export
         deletion = checkpoint_service_pb2.DeleteCheckpointRequest(checkpoint_path=PATH)
@@ -279,7 +279,7 @@ async def test_repeated_request_succeeds_after_the_checkpoint_is_deleted(tmp_pat
 async def test_conflicting_file_or_folder_fails_the_export(
     deployment: Deployment, tmp_path: Path, obstacle: str
 ) -> None:
-    """An export fails without a retry if a file exists where it needs a folder, or a folder where it needs a file."""
+    """An export fails without a retry if a file exists in place of a folder, or a folder in place of a file."""
     path = tmp_path / 'gateway' / 'out' / 'alice' / obstacle
     path.parent.mkdir(parents=True)
     path.write_text('existing')
@@ -291,7 +291,7 @@ async def test_conflicting_file_or_folder_fails_the_export(
 
 
 async def test_disk_error_is_retried(deployment: Deployment, tmp_path: Path) -> None:
-    """An error of the disk keeps the export waiting with SERVICE_UNREACHABLE until a retry succeeds."""
+    """An export waits with SERVICE_UNREACHABLE after a disk error, until a retry succeeds."""
     path = tmp_path / 'gateway' / 'out' / 'alice'
     path.parent.mkdir(parents=True)
     path.symlink_to(path)
@@ -333,7 +333,7 @@ async def test_invalid_request_is_refused(deployment: Deployment, fields: dict[s
 
 
 async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: Path, checkpoints: Running) -> None:
-    """A reused request id with different content and a 17th unfinished export are refused, but not an equal push."""
+    """A request id with other content, and a 17th unfinished export, are refused; an equal push is accepted."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         for number in range(16):
             await deployment.start(request_id=f'rq-{number}', target=f'hf://org/name-{number}')
@@ -349,7 +349,7 @@ async def test_request_ids_are_unique_and_unfinished_exports_limited(tmp_path: P
 
 
 async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints: Running) -> None:
-    """Equal pushes return one export; a different token, target, visibility or checkpoint content creates a new one."""
+    """Equal pushes return one export; another token, target, visibility or checkpoint content creates a new export."""
     async with exporting(tmp_path / 'gateway', checkpoints, at_once=0) as deployment:
         started = await asyncio.gather(*(deployment.start(request_id=f'rq-{number}') for number in range(4)))
         (export_id,) = {response.export.export_id for response in started}
@@ -369,7 +369,7 @@ async def test_equal_unfinished_push_is_not_repeated(tmp_path: Path, checkpoints
 
 
 async def test_finished_push_can_be_repeated(deployment: Deployment, hub: FakeHub) -> None:
-    """A push that repeats a finished one is a new export, for which the hub makes no second commit."""
+    """A push that repeats a finished push is a new export, for which the hub makes no second commit."""
     started_export = (await deployment.start()).export
     await deployment.wait_until_finished(started_export.export_id)
     again = (await deployment.start(request_id='rq-2')).export
@@ -379,7 +379,7 @@ async def test_finished_push_can_be_repeated(deployment: Deployment, hub: FakeHu
 
 
 async def test_local_changes_take_effect_without_polling(tmp_path: Path, checkpoints: Running, hub: FakeHub) -> None:
-    """Exports that are started or cancelled at this gateway take effect immediately, although it polls once a day."""
+    """Exports that this gateway starts or cancels are handled immediately, although it polls once a day."""
     hub.delay_seconds = 60
     day = timedelta(days=1)
     async with exporting(tmp_path / 'gateway', checkpoints, poll=day, lease=day) as deployment:

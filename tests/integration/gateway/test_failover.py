@@ -1,4 +1,4 @@
-"""Tests that a stream whose sampler fails continues on another one without lost or repeated tokens."""
+"""Tests that a stream whose sampler fails continues on another sampler without lost or repeated tokens."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ SEEDS = 100
 
 @pytest.mark.parametrize('failure_mode', mostly_slow(FAILURE_MODES, kept=2))
 async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, failure_mode: str) -> None:
-    """A stream equals an undisturbed one for each failure mode and each message after which its sampler fails."""
+    """A stream equals one without a failure, for each failure mode and each message after which its sampler fails."""
     for end_after in range(8):
         samplers = [FakeSampler(end_after=end_after, failure_mode=failure_mode) for _ in range(2)]
         async with running_fleet(tmp_path / f'{end_after}', *samplers, FakeSampler()) as fleet:
@@ -38,7 +38,7 @@ async def test_stream_continues_after_every_kind_of_failure(tmp_path: Path, fail
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_random_failures_change_no_response(tmp_path: Path) -> None:
-    """Streams over samplers that fail randomly and repeatedly deliver every token once and in order."""
+    """If samplers fail randomly and repeatedly, streams deliver every token once and in order."""
     async with running_fleet(tmp_path) as fleet:
         for seed in range(SEEDS):
             await _run_seed(fleet, random.Random(seed), seed)
@@ -102,7 +102,7 @@ async def test_stream_keeps_its_version(tmp_path: Path) -> None:
 
 
 async def test_client_may_not_continue_a_request(tmp_path: Path) -> None:
-    """A client may not send a continued request; only the gateway may."""
+    """Only the gateway may send a continued request; a client may not."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         request = sample_request(continued=[wire.SequenceSoFar()])
         failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
@@ -121,7 +121,7 @@ async def test_invalid_request_is_sent_once(tmp_path: Path, error: Exception) ->
 
 
 async def test_full_sampler_is_skipped(tmp_path: Path) -> None:
-    """A full sampler is skipped; if all are full, the caller gets the refusal and its retry time."""
+    """A full sampler is skipped; if all samplers are full, the caller gets the refusal and its retry time."""
     full = QueueFull(queue_length=1, queue_limit=1)
     samplers = [FakeSampler(refusal=full), FakeSampler(refusal=full), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
@@ -142,7 +142,7 @@ async def test_request_that_fails_on_three_samplers_is_not_retried(tmp_path: Pat
 
 
 async def test_stream_without_a_sampler_waits_for_one(tmp_path: Path) -> None:
-    """A started stream waits for another sampler, and continues when one joins."""
+    """A started stream waits for another sampler, and continues once a sampler joins."""
     first, second = FakeSampler(end_after=3, failure_mode='stop'), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         request = sample_request()
@@ -166,7 +166,7 @@ async def test_stream_without_a_sampler_fails_after_the_wait(tmp_path: Path) -> 
 
 
 async def test_new_stream_waits_briefly_for_a_sampler(tmp_path: Path) -> None:
-    """A new request waits briefly after the last sampler has left, and runs on the next one."""
+    """A new request waits briefly after the last sampler has left, and runs on the next sampler."""
     first, second = FakeSampler(), FakeSampler()
     async with running_fleet(tmp_path, first) as fleet:
         fleet.leases[0].call.cancel()
@@ -182,7 +182,7 @@ async def test_new_stream_waits_briefly_for_a_sampler(tmp_path: Path) -> None:
 
 
 async def test_new_stream_fails_in_an_empty_fleet(tmp_path: Path) -> None:
-    """A new request fails with UNAVAILABLE immediately if the fleet never had a replica."""
+    """A new request fails immediately with UNAVAILABLE if the fleet never had a replica."""
     options = FleetConfig(begin_wait=timedelta(hours=1))
     async with running_fleet(tmp_path, fleet=options) as fleet:
         failure = await failure_of(fleet.stub.Sample(sample_request(), metadata=ADMIN))
@@ -190,7 +190,7 @@ async def test_new_stream_fails_in_an_empty_fleet(tmp_path: Path) -> None:
 
 
 async def test_new_stream_waits_no_longer_than_its_deadline(tmp_path: Path) -> None:
-    """The deadline of a request bounds its wait for a sampler."""
+    """The deadline of a request limits its wait for a sampler."""
     options = FleetConfig(begin_wait=timedelta(hours=1))
     async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
         fleet.leases[0].call.cancel()

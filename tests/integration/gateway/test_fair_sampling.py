@@ -1,4 +1,4 @@
-"""Tests the queue of a gateway whose samplers are full: fair order, aborts, and failover of waiting requests."""
+"""Tests of the queue of a gateway whose samplers are full: fair order, aborts, and failover of waiting requests."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 CAPACITY = 4
 """Number of sequences that the sampler runs at a time."""
 SENT_COUNT = 5
-"""Number of requests that the gateway sends to the sampler before it queues further ones."""
+"""Number of requests that the gateway sends to the sampler before it queues requests."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -52,7 +52,7 @@ async def abort(fleet: RunningFleet, request_id: str, metadata: Metadata = ADMIN
 
 
 async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
-    """Waiting requests of two tenants alternate, though one tenant sent all of its requests first."""
+    """Waiting requests of two tenants alternate, although one tenant sent all its requests first."""
     sampler = small_sampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         bob = bearer((await fleet.gateway.make_key('bob')).secret)
@@ -75,7 +75,7 @@ async def test_tenants_alternate_at_a_full_sampler(tmp_path: Path) -> None:
         tenant_ids = [caller.tenant_id for caller in sampler.callers]
         while tenant_ids and tenant_ids[-1] == 'default':
             tenant_ids.pop()
-        # Before the last request of `bob`, the first requests of the other tenant ran, and then the tenants alternated.
+        # Before `bob`'s last request, the other tenant's first requests ran, and then the tenants alternated.
         assert Counter(tenant_ids)['default'] <= SENT_COUNT + Counter(tenant_ids)['bob'] + 2
 
 
@@ -119,7 +119,7 @@ async def test_waiting_requests_run_elsewhere_when_their_sampler_leaves(tmp_path
 
 
 async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
-    """A request waits while a batch fills its sampler, and runs once prompts of the batch are finished."""
+    """A request waits while a batch fills the sampler, and runs once prompts of the batch are finished."""
     sampler = small_sampler()
     sampler.prompt_gate.clear()
     async with running_fleet(tmp_path, sampler) as fleet:
@@ -129,7 +129,7 @@ async def test_batch_frees_slots_as_it_finishes(tmp_path: Path) -> None:
         await until(lambda: len(sampler.requests) == 1)
         waiting = start_sample(fleet, ADMIN, requests_of(1)[0])
         later = asyncio.ensure_future(_read_all(fleet.stub.Sample(sample_request(request_id='later'), metadata=ADMIN)))
-        # Once the gateway has registered the later request, it has registered the earlier one, and has sent neither.
+        # Once the gateway has registered the later request, it has registered the earlier one and sent neither.
         await abort(fleet, 'later')
         await later
         assert 'Sample' not in sampler.calls

@@ -1,4 +1,4 @@
-"""Tests sampling through a gateway with several samplers: split batches, broadcasts, totals, limits and isolation."""
+"""Tests of sampling with several samplers: split batches, broadcasts, totals, limits and isolation."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.SampleBatchRequest:
-    """Return a valid batch; each prompt is one token, the index of the prompt."""
+    """Return a valid batch. Each prompt is one token: the index of the prompt."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([index])) for index in range(count)]
     params = sampling_pb2.SamplingParams(max_tokens=3)
     return wire.SampleBatchRequest(
@@ -43,7 +43,7 @@ def assert_batch(request: wire.SampleBatchRequest, responses: list, version: int
 
 
 async def test_batch_is_split_at_one_version(tmp_path: Path) -> None:
-    """Replicas get parts of a batch with one resolved version, and results have the prompt indices of the batch."""
+    """Replicas get parts of a batch with one resolved version; results have the prompt indices of the batch."""
     samplers = [FakeSampler(versions={'ad': {4, 5}}) for _ in range(3)]
     async with running_fleet(tmp_path, *samplers) as fleet:
         request = batch_request(60, adapter=sampling_pb2.AdapterRef(adapter_id='ad', at_least=4))
@@ -75,7 +75,7 @@ async def test_replacement_gets_requests_once_it_has_the_current_version(tmp_pat
         assert not samplers[1].requests
         samplers[1].versions['ad'] = {5}
         await fleet.leases[1].report()
-        # These prompts are new, because the gateway sends a repeated prompt to the replica that has its prefix.
+        # The prompts are new, because the gateway sends a repeated prompt to the replica that has its prefix.
         await sample(range(30, 60))
         assert samplers[1].requests
 
@@ -94,7 +94,7 @@ async def test_batch_survives_failing_samplers(tmp_path: Path, failure_mode: str
 
 
 async def test_invalid_batch_fails_once(tmp_path: Path) -> None:
-    """A batch with an unknown adapter fails with the sampler's error, and one without prompts is invalid."""
+    """A batch with an unknown adapter fails with the sampler's error, and a batch without prompts is invalid."""
     async with running_fleet(tmp_path, FakeSampler(), FakeSampler()) as fleet:
         request = batch_request(4, adapter=sampling_pb2.AdapterRef(adapter_id='none'))
         assert (await failure_of(fleet.stub.SampleBatch(request, metadata=ADMIN))).reason == 'ADAPTER_NOT_FOUND'
@@ -174,7 +174,7 @@ async def test_loads_and_residents_cover_the_fleet(tmp_path: Path) -> None:
 
 
 async def test_abort_finds_only_running_requests(tmp_path: Path) -> None:
-    """A running stream can be aborted, and its id is taken while it runs; an abort of an unknown id is refused."""
+    """A running stream can be aborted, and its id is in use while it runs; an abort of an unknown id is refused."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         key = await fleet.gateway.make_key('bob', scopes=(2,))
@@ -193,7 +193,7 @@ async def test_abort_finds_only_running_requests(tmp_path: Path) -> None:
 
 
 async def test_samplers_get_the_identity_of_the_key(tmp_path: Path) -> None:
-    """Samplers get the tenant and scopes of the key, independent of the client's metadata."""
+    """Samplers get the key's tenant and scopes, independent of the client's metadata."""
     sampler = FakeSampler()
     async with running_fleet(tmp_path, sampler) as fleet:
         key = await fleet.gateway.make_key('alice', scopes=(2,))
@@ -237,7 +237,7 @@ async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None
 
 
 async def test_static_sampler_is_used_again_after_a_restart(tmp_path: Path) -> None:
-    """A configured sampler needs no lease; requests fail while it is down and succeed when it is back."""
+    """A configured sampler needs no lease; requests fail while it is down and succeed once it is back."""
     async with FakeSampler().serving() as sampler:
         address = sampler.address
     options = FleetConfig(begin_wait=timedelta(milliseconds=50))

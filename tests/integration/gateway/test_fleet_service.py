@@ -1,4 +1,4 @@
-"""Tests the fleet service: which replicas may join, how they join and leave, and which keys may list them."""
+"""Tests of the fleet service: which replicas may join, how they join and leave, and which keys may list them."""
 
 import asyncio
 from datetime import timedelta
@@ -46,7 +46,7 @@ async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
 
 
 async def test_loopback_deployment_without_a_token_accepts_registrations(tmp_path: Path) -> None:
-    """Replicas join without credentials if the deployment has no token, and an API key is still refused."""
+    """Replicas join a deployment without a token without credentials, and an API key is refused."""
     async with running_gateway(tmp_path, internal_token='') as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
@@ -73,7 +73,7 @@ async def test_wildcard_address_is_replaced_by_the_source_address(tmp_path: Path
 
 
 async def test_replica_is_lost_or_leaves_after_a_drain(tmp_path: Path) -> None:
-    """A replica whose lease is cancelled is lost, and a replica whose lease ends after a drain is removed."""
+    """A replica whose lease is cancelled is lost; a replica whose lease ends after a drain is removed."""
     async with running_fleet(tmp_path, FakeSampler(), FakeSampler()) as fleet:
         fleet.leases[0].call.cancel()
         await fleet.until_state('r0', wire.REPLICA_STATE_LOST)
@@ -95,7 +95,7 @@ async def test_lease_needs_a_registration(tmp_path: Path) -> None:
 
 
 async def test_silent_replica_is_lost(tmp_path: Path) -> None:
-    """A lease that is not renewed in time expires although its stream is open, and a late report renews it."""
+    """A lease that is not renewed in time expires although its stream is open; a late report renews the lease."""
     options = FleetConfig(lease=timedelta(milliseconds=500))
     async with running_fleet(tmp_path, FakeSampler(), fleet=options) as fleet:
         fleet.gateway.clock.advance(timedelta(seconds=1))
@@ -105,7 +105,7 @@ async def test_silent_replica_is_lost(tmp_path: Path) -> None:
 
 
 async def test_drained_replica_finishes_its_streams_and_gets_no_new_ones(tmp_path: Path) -> None:
-    """Running streams finish on the drained replica, and new streams run on another one."""
+    """Running streams finish on the drained replica, and new streams run on another replica."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:
@@ -152,7 +152,7 @@ async def test_replicas_are_listed_in_pages_and_watched(tmp_path: Path) -> None:
 
 
 async def test_weights_are_relayed_along_a_tree(tmp_path: Path) -> None:
-    """A fan-out of one makes each sampler except the first fetch weights from the previous one."""
+    """Each sampler except the first fetches weights from the previous sampler if the fan-out is one."""
     samplers = [FakeSampler() for _ in range(3)]
     async with running_fleet(tmp_path, *samplers, fleet=FleetConfig(relay_fan_out=1)) as fleet:
         reports = [await lease.report() for lease in fleet.leases]

@@ -1,4 +1,4 @@
-"""Tests calls through the gateway: unchanged bytes and errors, flow control, and the identity of the caller."""
+"""Tests of calls through the gateway: unchanged bytes and errors, flow control, and the identity of the caller."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ METHODS = {
 
 
 def get_adapter(gateway: RunningGateway, adapter_id: str, **options):
-    """Call GetAdapter, for which the upstream service chooses the outcome by the adapter id."""
+    """Call GetAdapter; the upstream service selects the outcome by the adapter id."""
     stub = adapter_service_pb2_grpc.AdapterServiceStub(gateway.channel)
     return stub.GetAdapter(
         adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id), **{'metadata': ADMIN, **options}
@@ -152,7 +152,7 @@ async def test_error_within_a_stream_is_forwarded(gateway: RunningGateway) -> No
 
 
 async def test_refused_upload_has_the_reason_of_its_service(gateway: RunningGateway) -> None:
-    """An upload that the service refuses while the client is still sending fails with the service's reason."""
+    """If the service refuses an upload while the client is still sending, the call fails with the service's reason."""
 
     async def chunks() -> AsyncIterator[training_service_pb2.UploadBatchRequest]:
         header = training_service_pb2.UploadBatchRequest()
@@ -215,7 +215,7 @@ async def test_cancellation_reaches_the_service(gateway: RunningGateway, upstrea
 
 
 async def test_deadline_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The service receives the client's deadline, and a call that exceeds it is cancelled."""
+    """The service receives the client's deadline, and a call that exceeds the deadline is cancelled."""
     await get_adapter(gateway, 'a', timeout=60)
     assert upstream.adapters.remaining_seconds is not None
     # The transport rounds the time up to three digits.
@@ -227,14 +227,14 @@ async def test_deadline_reaches_the_service(gateway: RunningGateway, upstream: U
 
 
 async def test_slow_reader_blocks_the_writer(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The messages in flight to a client that does not read are bounded by the transport's windows."""
+    """The messages in flight to a client that does not read are limited by the transport's windows."""
     sampler = sampler_service_pb2_grpc.SamplerServiceStub(gateway.channel)
     stream = sampler.Sample(sampler_service_pb2.SampleRequest(), metadata=ADMIN)
     await stream.read()
     seen = -1
     while seen != upstream.sampler.sent_count:
         seen = upstream.sampler.sent_count
-        # The flow has stopped if many other calls complete without one more message.
+        # The stream is blocked if many other calls complete without another message.
         for _ in range(50):
             await get_adapter(gateway, 'a')
     assert seen * (1 << 18) < 64 << 20
@@ -265,7 +265,7 @@ async def test_oversized_message_is_refused_with_its_size(gateway: RunningGatewa
 
 
 async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path) -> None:
-    """The error for an unreachable service has a retry time and no address, and calls succeed once it is back."""
+    """The error for an unreachable service has a retry time and no address; calls succeed once it is back."""
     async with Upstream().serving() as stopped:
         address = stopped.address
     async with running_gateway(tmp_path, upstream=address) as gateway:

@@ -34,7 +34,7 @@ from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 
 REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = REQUESTED_COUNT or 600
-"""Number of requests that all tests together send."""
+"""Number of requests that all tests send together."""
 TESTS = 5
 """Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
@@ -47,7 +47,7 @@ many_examples = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 MAX_STALL_SECONDS = 0.25
-"""Maximum time that a request of `./run fuzz` may block the event loop, not counting the time of other threads."""
+"""Maximum time that a request of `./run fuzz` may block the event loop, without the time of other threads."""
 METHODS = methods()
 DATASETS = 'twinkle.api.data.v1.DatasetService'
 NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%80', ';', '%23']
@@ -55,7 +55,7 @@ NOT_TEXT = ['%00', '%2f', '%2e%2e%2f', '%ff%fe', '%c0%ae', '%', '%zz', '%ed%a0%8
 INVALID_SECRETS = {'no key': None, 'unknown key': 'tml-unknown'}
 """Secrets of callers without a valid key."""
 CALLERS = ['bob'] * 6 + [*INVALID_SECRETS]
-"""Callers of routes; most have a valid key."""
+"""Callers of routes. Most have a valid key."""
 STORES = ('gateway', 'checkpoints', 'data', 'model', 'exports')
 """Folders of the services' stores."""
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES)
@@ -64,7 +64,7 @@ WIRE_ROUTES = ('/api/v1/forward', '/api/v1/forward_backward')
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.parametrize('number', range(ROUNDS)),
-    # Examples are generated while the gateway, which also uses random numbers, runs in the same process.
+    # Examples are generated while the gateway, which uses random numbers too, runs in the same process.
     pytest.mark.filterwarnings('ignore:Do not use the .random. module inside strategies'),
 ]
 
@@ -89,14 +89,14 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
                 print(*summary)  # noqa: T201 (shown for `./run fuzz`)
                 assert stall <= MAX_STALL_SECONDS, f'the event loop was blocked for {stall} s by {running.stalled_by}'
             assert not running.failures, '\n'.join(running.failures)
-    # httpx may leave the connection of an abandoned request open, which would be reported in a later test.
+    # httpx may leave an abandoned request's connection open, which would be reported in a later test.
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ResourceWarning)
         gc.collect()
 
 
 def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
-    """Return known values of fields by field name, and known texts for all other fields under the empty name."""
+    """Return known values by field name; the empty name has the known texts for all other fields."""
     paths = [f'twinkle://{item.model}/weights/best' for item in ids]
     return {
         '': [text for item in ids for text in vars(item).values()],
@@ -248,7 +248,7 @@ async def test_faults_last_until_a_future_is_finished(fuzzed: Fuzzed, number: in
 
 
 async def test_defect_in_a_future_is_found(fuzzed: Fuzzed, number: int) -> None:
-    """A future that fails because of a defect, after its request was accepted, is reported with the logged error."""
+    """A future that fails because of a defect after its request was accepted is reported with the logged error."""
     del number
     await fuzzed.ids()
     fuzzed.deployment.model.trainer.failures.append(RuntimeError('defect'))
@@ -259,14 +259,14 @@ async def test_defect_in_a_future_is_found(fuzzed: Fuzzed, number: int) -> None:
 
 
 def _credentials(fuzzed: Fuzzed, caller: str, *, kind: str) -> tuple[str | None, frozenset[str]]:
-    """Return the secret of a caller and, if it is invalid, the permitted outcomes of a request of this kind."""
+    """Return a caller's secret and, if it is invalid, the permitted outcomes of such a request."""
     if caller in INVALID_SECRETS:
         return INVALID_SECRETS[caller], NO_KEY[kind]
     return fuzzed.secrets[caller], frozenset()
 
 
 def _quoted(text: str, data: Any) -> str:
-    """Return a text in percent-encoding, or sometimes invalid bytes."""
+    """Return a text in percent-encoding, or occasionally invalid bytes."""
     if data.draw(st.integers(0, 9)) == 0:
         return data.draw(st.sampled_from(NOT_TEXT))
     return ''.join(f'%{byte:02x}' for byte in text.encode(errors='surrogatepass'))

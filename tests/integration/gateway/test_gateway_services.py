@@ -1,4 +1,4 @@
-"""Tests the contracts that the gateway itself implements: keys, sessions, catalogue and server information."""
+"""Tests of the contracts that the gateway implements: keys, sessions, catalogue and server information."""
 
 import asyncio
 import re
@@ -84,7 +84,7 @@ async def test_secrets_are_neither_stored_nor_logged(
 
 
 async def test_session_expires_and_is_reactivated(gateway: RunningGateway) -> None:
-    """A session without heartbeats expires, a heartbeat reactivates it, and a finished one refuses heartbeats."""
+    """A session without heartbeats expires, a heartbeat reactivates it, and a finished session refuses heartbeats."""
     stub = sessions(gateway)
     request = session_service_pb2.CreateSessionRequest(request_id='one', client='test', user_metadata={'a': 'b'})
     created = await stub.CreateSession(request, metadata=ADMIN)
@@ -199,7 +199,7 @@ async def test_checkpoints_follow_the_checkpoint_service(gateway: RunningGateway
 
 
 async def test_catalogue_is_available_without_its_services(tmp_path: Path) -> None:
-    """Runs stay listed while the model service is down; once it is back, runs that it lost become inactive."""
+    """Runs stay listed while the model service is down; after its restart, runs that it lost become inactive."""
     first = Upstream()
     first.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with first.serving():
@@ -216,7 +216,7 @@ async def test_catalogue_is_available_without_its_services(tmp_path: Path) -> No
 
 
 async def test_server_info_covers_all_services(gateway: RunningGateway) -> None:
-    """The server information lists the gateway first, then the other services, with the support of each method."""
+    """The server information lists the gateway, then the other services, with the support of each method."""
     stub = server_service_pb2_grpc.ServerServiceStub(gateway.channel)
     info = await stub.GetServerInfo(server_service_pb2.GetServerInfoRequest(), metadata=ADMIN)
     assert info.services[0].service == 'gateway'

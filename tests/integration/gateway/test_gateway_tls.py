@@ -1,4 +1,4 @@
-"""Tests a gateway over TLS: clients with keys, services with certificates, and HTTPS."""
+"""Tests of a gateway with TLS: clients with keys, services with certificates, and HTTPS."""
 
 import asyncio
 import ssl
@@ -57,7 +57,7 @@ async def _register(address: str, tls: TlsConfig, *, token: str = TOKEN) -> str:
 
 
 async def test_clients_need_a_key_and_no_certificate(tmp_path: Path, folder: Path) -> None:
-    """The public address is encrypted and authenticates by key, and plaintext is refused."""
+    """The public address is encrypted and authenticates by key; plaintext is refused."""
     async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -86,7 +86,7 @@ async def test_internal_address_refuses_connections_without_a_certificate(tmp_pa
 
 
 async def test_public_certificate_without_internal_certificates(tmp_path: Path, folder: Path) -> None:
-    """Samplers join at the internal address with the token if only clients use TLS."""
+    """If only clients use TLS, samplers join at the internal address with the token."""
     public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
     async with started_gateway(tmp_path / 'state', public_tls=public) as gateway:
         assert not (await _list_sessions(gateway.server.address, _client_of(folder))).sessions
@@ -95,7 +95,7 @@ async def test_public_certificate_without_internal_certificates(tmp_path: Path, 
 
 
 async def test_certificate_that_cannot_be_loaded_ends_the_start(tmp_path: Path, folder: Path) -> None:
-    """If the files of the certificate become unusable before HTTPS listens, the start fails instead of waiting."""
+    """If certificate files become unusable before HTTPS listens, the start fails instead of waiting."""
     fields = {'state_dir': tmp_path / 'state', 'bootstrap_key': ADMIN_KEY, 'http_listen': '127.0.0.1:0'}
     public = {'certificate': folder / 'gateway.crt', 'key': folder / 'gateway.key'}
     config = GatewayConfig.model_validate({**fields, 'public_tls': public})
@@ -108,7 +108,7 @@ async def test_certificate_that_cannot_be_loaded_ends_the_start(tmp_path: Path, 
 
 
 async def test_https_certificate_is_reloaded_when_it_changes(tmp_path: Path, folder: Path) -> None:
-    """HTTPS uses the gateway's certificate, which is reloaded when it changes; plaintext gets no response."""
+    """HTTPS uses the gateway's certificate and reloads it when it changes; plaintext gets no response."""
     async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None
         address = gateway.http.address

@@ -1,4 +1,4 @@
-"""Tests that the streams and links of a key stop working when the key is revoked, replaced or expired."""
+"""Tests that a key's streams and links fail once the key is revoked, replaced or expired."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,7 +26,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 SHORT = timedelta(milliseconds=200)
 """Interval between two checks of an open stream."""
 LONG = timedelta(hours=1)
-"""Interval between checks that does not end during a test."""
+"""Interval between checks that is longer than a test."""
 MAX_TOKENS = 400_000
 """Length in tokens of a sequence that no test reads completely."""
 STREAMS = {
@@ -37,7 +37,7 @@ STREAMS = {
     if (method.client_streaming or method.server_streaming)
     and requirement_of(f'{service.full_name}/{method.name}') is not Access.INTERNAL
 }
-"""Forwarded methods with a stream, by path; the value is whether the client streams its requests."""
+"""Forwarded methods with a stream, by path. The value states whether the client streams its requests."""
 WATCH_FLEET = f'/{fleet_service_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name}/WatchFleet'
 Invalidate = Callable[[RunningGateway, Any], Awaitable[None]]
 
@@ -97,7 +97,7 @@ class SilentServices(grpc.GenericRpcHandler):
 
 
 async def _open(gateway: RunningGateway, path: str, secret: str) -> Any:
-    """Start a method and send one message; a stream of requests stays open."""
+    """Start a method and send one message; a client stream stays open."""
     call = gateway.channel.stream_stream(path)(metadata=bearer(secret))
     await call.write(b'')
     if not STREAMS.get(path, False):
@@ -201,7 +201,7 @@ async def test_key_revoked_at_another_gateway_closes_streams(upstream: Upstream,
 
 
 async def test_link_is_refused_after_the_last_key_of_its_tenant(tmp_path: Path) -> None:
-    """A signed link works while its tenant has a valid key, and is refused after the last one is revoked."""
+    """A signed link works while its tenant has a valid key, and is refused after the last key is revoked."""
     async with tinker_catalogue(tmp_path) as api:
         await api.save('best')
         second = await api.gateway.make_key('alice')

@@ -1,4 +1,4 @@
-"""Tests that futures resolve and operations run once although the gateway is killed at any stage of a future."""
+"""Tests that futures finish and operations run once although the gateway is killed at any stage of a future."""
 
 import asyncio
 import random
@@ -75,7 +75,7 @@ def _outcome(response: operation_result_pb2.OperationResult) -> Any:
 async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
     tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """A series of gateways, each killed at a different failpoint, gives bitwise the results of an undisturbed one."""
+    """A series of gateways, each killed at another failpoint, gives bitwise the results of a run without kills."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
         async with driven_gateway(settings) as driver:
@@ -84,7 +84,7 @@ async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
         settings['state_dir'] = tmp_path / 'killed'
         requests = requests_of('killed', service.base_model)
         for seed, failpoint in enumerate(FUTURE_FAILPOINTS):
-            # The failpoint triggers the second time, when one future is finished and others wait behind it.
+            # The failpoint triggers the second time, when one future is finished and others are in the queue.
             async with driven_gateway(settings, failpoints=f'{failpoint}=2') as driver:
                 with pytest.raises(GatewayExited):
                     await train(driver, requests, seed=seed)

@@ -32,7 +32,7 @@ MEMORY_LIMIT = 150 << 20
 
 @asynccontextmanager
 async def gateway_process(state_dir: Path, upstream: str) -> AsyncIterator[tuple[subprocess.Popen[bytes], Any]]:
-    """Run a gateway process and yield it with a channel to it; kill it at the end."""
+    """Run a gateway process, and yield it with a channel to it; kill it at the end."""
     address_file = state_dir / 'address.json'
     address_file.unlink(missing_ok=True)
     settings = {

@@ -1,4 +1,4 @@
-"""Tests a client of two gateway processes on one PostgreSQL database when one gateway is killed."""
+"""Tests a client of two gateway processes on one PostgreSQL database while one gateway is killed."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,7 @@ FAILPOINTS = ('future.row', 'future.numbered', 'future.executed')
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Return a client's requests for one model: training steps, and a final forward pass."""
+    """Return a client's requests for one model: training steps and a final forward pass."""
     adam = {'adam_params': {'learning_rate': 0.02, 'beta1': 0.9, 'beta2': 0.95, 'eps': 1e-12}}
     requests: list[tuple[str, dict[str, Any]]] = []
     for step in range(STEPS):

@@ -97,7 +97,7 @@ def listener_at(address: str, processes: list[subprocess.Popen[bytes]]) -> subpr
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_killed_sampler_changes_no_response(tmp_path: Path) -> None:
-    """Greedy streams return the tokens and texts of an undisturbed run even if their sampler is killed."""
+    """Greedy streams return the tokens and texts of a run without a kill even if their sampler is killed."""
     model = build_tiny_model(tmp_path / 'model')
     async with running_fleet(tmp_path / 'gateway') as fleet:
         gateway = fleet.gateway.address

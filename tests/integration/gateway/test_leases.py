@@ -1,4 +1,4 @@
-"""Tests leases of a replica through the gateway, with a real model service."""
+"""Tests of a replica's leases through the gateway, with a real model service."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -93,14 +93,14 @@ async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Depl
 
 
 async def until_parked(deployment: Deployment) -> None:
-    """Wait until no adapter is in the engine; the time limit of the test bounds the wait."""
+    """Wait until no adapter is in the engine; the timeout of the test limits the wait."""
     watch = adapter_service_pb2.ListAdaptersRequest()
     while deployment.model.backend.engine.adapter_ids:
         await deployment.model.adapters.ListAdapters(watch)
 
 
 async def until_lease_ended(holder: Tenant, adapter_id: str) -> None:
-    """Wait until a run has no lease; the time limit of the test bounds the wait."""
+    """Wait until a run has no lease; the timeout of the test limits the wait."""
     request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
     while (await holder.adapters.GetAdapter(request, metadata=holder.key)).adapter.has_lease:
         pass
@@ -119,7 +119,7 @@ def logprobs_of(response: Any) -> bytes:
 
 
 async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment) -> None:
-    """A lease is refused without the scope or while another tenant's adapter is resident; that adapter stays usable."""
+    """A lease is refused without the scope, or while another tenant's adapter is resident, which stays usable."""
     victim, adapter_id, expected = await trained_victim(deployment)
     ordinary = await deployment.tenant('ordinary', (1, 2, 3))
     assert (await failure_of(ordinary.create('full', full_parameters={}))).reason == 'SCOPE_MISSING'
@@ -129,10 +129,10 @@ async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment)
 
 
 @pytest.mark.parametrize('end', ['expiry', 'finish', 'operator'])
-async def test_lease_of_a_vanished_holder_ends(deployment: Deployment, end: str) -> None:
-    """A lease ends when its session ends or an operator ends it, and then the base weights are restored.
+async def test_lease_of_an_absent_holder_ends(deployment: Deployment, end: str) -> None:
+    """A lease ends when its session ends or an operator ends it; then the base weights are restored.
 
-    After the end of its session, the run continues with its trained weights.
+    After its session has ended, the run continues with its trained weights.
     """
     victim, adapter_id, expected = await trained_victim(deployment)
     await victim.finish()

@@ -15,7 +15,7 @@ from services.gateway.store.database import Database
 
 COUNT = 1000
 PAYLOAD_BYTES = 100_000
-"""Upper bound of the sizes of the requests: request N has a quarter of it for each digit of N."""
+"""Upper bound of the size of a request. Request N has a quarter of this size for each digit of N."""
 MEMORY_BYTES = 30 << 20
 """Limit of the memory growth in bytes: less than half of the total size of the requests."""
 

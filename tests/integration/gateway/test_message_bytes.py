@@ -46,7 +46,7 @@ def get_adapter(gateway: RunningGateway, secret: str, adapter_id: str, pad: byte
 
 
 async def wait_for_failure(call: Any) -> Failure | None:
-    """Return the failure of a call, or None if it still runs after five seconds."""
+    """Return the failure of a call, or None if the call still runs after five seconds."""
     done, _ = await asyncio.wait([asyncio.ensure_future(failure_of(call))], timeout=5)
     return done.pop().result() if done else None
 
@@ -75,7 +75,7 @@ async def test_messages_beyond_the_byte_limit_of_a_tenant_are_refused(
 
 
 async def test_message_with_too_many_elements_is_refused(gateway: RunningGateway) -> None:
-    """A message with too many submessages is refused before it is parsed, because parsing would block the service."""
+    """A message with too many submessages is refused before parsing, which would block the service."""
     alice = (await gateway.make_key('alice')).secret
     channel: Any = gateway.channel
     request = training_service_pb2.ExecuteRequest()

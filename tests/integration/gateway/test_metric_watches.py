@@ -94,7 +94,7 @@ async def two_gateways(
 
 
 async def test_points_that_another_gateway_stores_are_sent(postgres_database: str, tmp_path: Path) -> None:
-    """Logged and reported points arrive at another gateway, and a watch continues at any gateway without a repeat."""
+    """Points that one gateway stores arrive at the other, and a watch continues at any gateway without repetition."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     async with upstream.serving(), two_gateways(upstream, postgres_database, tmp_path) as (here, there):
@@ -105,7 +105,7 @@ async def test_points_that_another_gateway_stores_are_sent(postgres_database: st
         assert (first.run_id, first.is_snapshot, steps_of(first)) == ('ad-1', True, {'loss': [1]})
         await log(there, loss=2)
         assert steps_of(await updates.read()) == {'loss': [2]}
-        # The clock of this gateway is an hour late.
+        # The clock of this gateway is an hour slow.
         await log(here, loss=3)
         last = await updates.read()
         assert (last.is_snapshot, steps_of(last)) == (False, {'loss': [3]})
@@ -138,7 +138,7 @@ async def test_several_runs_share_a_stream(gateway: RunningGateway, upstream: Up
 
 
 async def test_watch_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
-    """A revoked key ends the watch like a call with an unknown key, although points are stored."""
+    """A watch with a revoked key ends like a call with an unknown key, although points are still stored."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1', tenant_id='alice')]
     async with (
@@ -156,7 +156,7 @@ async def test_watch_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
 
 
 async def test_watch_ends_when_the_run_is_removed(gateway: RunningGateway, upstream: Upstream, tmp_path: Path) -> None:
-    """A watch of a run fails with NOT_FOUND once the run is no longer listed, and for another tenant at once."""
+    """A watch fails with NOT_FOUND once its run is no longer listed; another tenant's watch fails immediately."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await log(gateway, loss=1)
     other = bearer((await gateway.make_key('bob')).secret)
@@ -177,7 +177,7 @@ async def test_watch_ends_when_the_run_is_removed(gateway: RunningGateway, upstr
 
 
 async def test_stopping_gateway_ends_watches_with_a_status_that_clients_retry(tmp_path: Path) -> None:
-    """A gateway that begins to stop ends watches at once with UNAVAILABLE and a retry time."""
+    """A gateway that begins to stop ends watches immediately with UNAVAILABLE and a retry time."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     await SqlRunStore(database).save(replace(RUN, tenant_id='default'))
     await database.close()
@@ -210,7 +210,7 @@ async def test_stopping_gateway_ends_watches_with_a_status_that_clients_retry(tm
     ],
 )
 async def test_invalid_watches_are_refused(gateway: RunningGateway, runs: Any, wanted: Any, field: str) -> None:
-    """An invalid request is refused with its field before a run is looked up."""
+    """An invalid request is refused by field before a run is looked up."""
     failure = await failure_of(watch(gateway.channel, *runs, **wanted))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 

@@ -32,7 +32,7 @@ async def values_of(gateway: RunningGateway, **filters: Any) -> dict[str, tuple[
 
 
 async def test_logged_values_are_returned_after_a_restart(tmp_path: Path) -> None:
-    """Values of a run are stored by name and step, with the gateway's time, and survive a restart of the gateway."""
+    """Values are stored by run, name and step with the gateway's time, and survive a restart of the gateway."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     async with upstream.serving():
@@ -57,7 +57,7 @@ def reported(number: int, step: int, **values: float) -> Any:
 
 
 async def test_reports_of_the_model_service_are_stored(tmp_path: Path) -> None:
-    """Reports of a snapshot and of changes are stored by step without a call of the program, once across restarts."""
+    """Reports of a snapshot and of changes are stored by step, once across restarts, without a call of the program."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [reported(2, 1, loss=3.0, **{'bad name': 1.0})]
     async with upstream.serving():
@@ -73,7 +73,7 @@ async def test_reports_of_the_model_service_are_stored(tmp_path: Path) -> None:
 
 
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The metrics of another tenant's run can be neither logged nor read, although the run has some."""
+    """The metrics of another tenant's run can be neither logged nor read, although the run has metrics."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=ADMIN)
     other = bearer((await gateway.make_key('bob')).secret)
@@ -115,7 +115,7 @@ async def test_key_for_sampling_reads_and_does_not_log(gateway: RunningGateway, 
     ],
 )
 async def test_invalid_points_are_refused(gateway: RunningGateway, points: list[dict[str, Any]], field: str) -> None:
-    """An invalid request is refused with its field before the run is looked up, and stores nothing."""
+    """An invalid request is refused by field before the run is looked up, and stores nothing."""
     request = messages.LogMetricsRequest(run_id='ad-1', points=[messages.MetricPoint(**point) for point in points])
     failure = await failure_of(stub_of(gateway).LogMetrics(request, metadata=ADMIN))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
@@ -133,14 +133,14 @@ async def test_invalid_points_are_refused(gateway: RunningGateway, points: list[
     ],
 )
 async def test_invalid_filters_are_refused(gateway: RunningGateway, filters: dict[str, Any], field: str) -> None:
-    """An invalid filter is refused with its field."""
+    """The error for an invalid filter names the field."""
     request = messages.GetMetricsRequest(run_id='ad-1', **filters)
     failure = await failure_of(stub_of(gateway).GetMetrics(request, metadata=ADMIN))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 
 
 async def test_points_of_a_run_are_limited(tmp_path: Path) -> None:
-    """Values beyond the limit are refused as a whole; replaced values do not count twice, also after a restart."""
+    """A request beyond the limit is refused as a whole; replaced values do not count twice, even after a restart."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with upstream.serving():

@@ -1,4 +1,4 @@
-"""Tests hostile clients: unusual request heads and methods, unread streams, and reset connections."""
+"""Tests with hostile clients: unusual request heads and methods, unread streams, and reset connections."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def head_of(method: str, path: str, *, host: str = 'x', length: int = 0) -> byte
 
 
 async def test_unusual_heads_and_methods_are_client_errors(running: OpenAiGateway) -> None:
-    """Unusual hosts, paths and methods give a status below 500, and HEAD returns no body."""
+    """Unusual hosts, paths and methods give a 4xx status, and HEAD returns no body."""
     for host in ('[', '[::1', 'a b', '', '\x7f', 'x' * 1000, '::', '[v1.x]'):
         response = await send_raw(running, head_of('GET', '/nowhere', host=host))
         assert response.startswith(b'HTTP/1.1 4'), (host, response)
@@ -80,7 +80,7 @@ async def test_model_name_with_nul_is_not_found(running: OpenAiGateway) -> None:
 
 
 async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway) -> None:
-    """A repeated name with an unpaired surrogate is refused with status 400."""
+    """The error for a name with an unpaired surrogate repeats the name, and has status 400."""
     response = await running.post('/completions', content=b'{"\\ud800": 1, "\\ud800": 2}')
     assert (response.status_code, response.json()['error']['reason']) == (400, 'INVALID_FIELD')
 

@@ -1,4 +1,4 @@
-"""Tests interrupted calls of the OpenAI API: clients disconnect or stop reading, samplers and gateways stop."""
+"""Tests of interrupted calls of the OpenAI API: clients disconnect or stop reading, samplers and gateways stop."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def request_head(length: int) -> bytes:
 
 
 async def read_and_abort(running: OpenAiGateway, stream: Any) -> None:
-    """Read a stream to its end, and abort its sequences once it has tokens."""
+    """Read a stream to its end, and abort its sequences once they have tokens."""
     async for chunk in stream:
         if chunk.choices[0].delta.content:
             for request_id in running.engine.request_ids:
@@ -87,8 +87,8 @@ async def test_disconnect_before_the_response_cancels_its_sampling(running: Open
 
 
 @pytest.mark.slow
-async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> None:
-    """A reader that stops reading blocks only the generation of its stream, and can continue later."""
+async def test_unread_stream_blocks_no_other_stream(running: OpenAiGateway) -> None:
+    """A client that stops reading blocks only its own stream's generation, and can continue later."""
     host, _, port = running.gateway.http_address.rpartition(':')
     body = json.dumps(long_request(stream=True, logprobs=20)).encode()
     head = (
@@ -102,7 +102,7 @@ async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> 
     steps, other_steps = -1, 0
     client = running.client()
     while steps != engine.step_total - other_steps:
-        # Until the buffers of the connection are full, the stopped stream advances a little during each completion.
+        # Until the connection's buffers are full, the unread stream advances a little during each completion.
         steps = engine.step_total - other_steps
         await client.completions.create(model='tiny', prompt='b', max_tokens=32, extra_body={'ignore_eos': True})
         other_steps += 1 + 32
@@ -115,7 +115,7 @@ async def test_stopped_reader_blocks_only_one_stream(running: OpenAiGateway) -> 
 
 
 async def test_error_in_a_stream_is_its_last_event(running: OpenAiGateway) -> None:
-    """A sequence that the engine aborts ends its stream with an error event, for which the SDK raises an error."""
+    """If the engine aborts a sequence, its stream ends with an error event, for which the SDK raises an error."""
     stream = await running.client().chat.completions.create(
         model='tiny',
         messages=[{'role': 'user', 'content': 'a'}],
@@ -141,7 +141,7 @@ async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGat
 
 
 async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> None:
-    """A server that stops ends running calls that take too long with an error, and then accepts no connections."""
+    """A stopping server ends slow running calls with an error, and then accepts no connections."""
     async with openai_gateway(tmp_path, CountingEngine()) as running:
         async with httpx.AsyncClient(timeout=60) as client:
             url = f'{running.base_url}/completions'

@@ -1,4 +1,4 @@
-"""Tests `/v1/responses` with OpenAI's SDK; the engine samples given pieces of text."""
+"""Tests of `/v1/responses` with OpenAI's SDK; the engine samples predefined pieces of text."""
 
 import json
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def events_of(running: OpenAiGateway, **fields: Any) -> list[Any]:
 
 
 async def test_text_becomes_a_message(running: OpenAiGateway) -> None:
-    """A text becomes one message with usage and versions, and instructions are the system message."""
+    """A text becomes one message with usage and versions; instructions become the system message."""
     engine = scripted(running, ('Hello', ' you'))
     response = await respond(running, instructions='Be short', temperature=0.5, metadata={'a': 'b'})
     assert (response.output_text, response.status, response.object) == ('Hello you', 'completed', 'response')
@@ -65,7 +65,7 @@ async def test_limit_gives_an_incomplete_response(running: OpenAiGateway) -> Non
 
 
 async def test_calls_and_their_results_are_items(running: OpenAiGateway) -> None:
-    """A call is an item, and the output of a response with the result of its call is the next input."""
+    """A call is an item; a response's output and the result of its call form the next input."""
     engine = scripted(running, ('I look.\n', CALL, '\n', CALL))
     first = await respond(running, tools=[TOOL], include=['reasoning.encrypted_content'], store=False)
     assert [item.type for item in first.output] == ['message', 'function_call', 'function_call']
@@ -161,7 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_unsupported_parameters_are_named(running: OpenAiGateway) -> None:
-    """A wrong or unsupported parameter is refused with its name, and stored responses with the alternative."""
+    """A wrong or unsupported parameter is refused by name; for stored responses, the error names the alternative."""
     mismatches: list[Any] = []
     for fields, param in REFUSED:
         response = await running.post('/responses', {'model': 'tiny', 'input': 'Hi', **fields})

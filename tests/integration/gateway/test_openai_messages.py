@@ -1,4 +1,4 @@
-"""Tests Anthropic's `/v1/messages`; the engine samples given pieces of text."""
+"""Tests of Anthropic's `/v1/messages`; the engine samples predefined pieces of text."""
 
 import json
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
 
 
 async def send(running: OpenAiGateway, **fields: Any) -> Any:
-    """Return the document that answers a message, and check that the call succeeds."""
+    """Send a message, check that the call succeeds, and return the response document."""
     body = {'model': 'tiny', 'max_tokens': 50, 'messages': HELLO, **fields}
     async with httpx.AsyncClient(timeout=60, headers=HEADERS) as client:
         response = await client.post(f'{running.base_url}/messages', json=body)
@@ -40,7 +40,7 @@ async def send(running: OpenAiGateway, **fields: Any) -> Any:
 
 
 async def events_of(running: OpenAiGateway, **fields: Any) -> list[Any]:
-    """Return the events of a stream, and check that each has its type as its name."""
+    """Return the events of a stream, and check that each event has its type as its name."""
     body = {'model': 'tiny', 'max_tokens': 50, 'messages': HELLO, 'stream': True, **fields}
     events: list[Any] = []
     async with (
@@ -56,7 +56,7 @@ async def events_of(running: OpenAiGateway, **fields: Any) -> list[Any]:
 
 
 async def test_text_is_a_block(running: OpenAiGateway) -> None:
-    """A text is one block, with the reason of the end and the usage; the system prompt comes first."""
+    """A text is one block, with the stop reason and the usage; the system prompt is first."""
     engine = scripted(running, ('Hello', ' you'))
     system = [{'type': 'text', 'text': 'Be short', 'cache_control': {'type': 'ephemeral'}}]
     message = await send(running, system=system, metadata={'user_id': 'u'}, top_k=5)
@@ -70,7 +70,7 @@ async def test_text_is_a_block(running: OpenAiGateway) -> None:
 
 
 async def test_calls_and_results_are_blocks(running: OpenAiGateway) -> None:
-    """A call is a block of tool use, and its result is a block of the user's next message."""
+    """A call is a block of tool use; its result is a block of the user's next message."""
     engine = scripted(running, ('I look.\n', CALL))
     first = await send(running, tools=[TOOL])
     assert first['stop_reason'] == 'tool_use'
@@ -90,7 +90,7 @@ async def test_calls_and_results_are_blocks(running: OpenAiGateway) -> None:
 
 
 async def test_events_build_the_message(running: OpenAiGateway) -> None:
-    """The blocks that the events build equal those of the complete message."""
+    """The blocks from the events equal those of the complete message."""
     scripted(running, ('I ', 'look.', CALL, 'Then'))
     whole = await send(running, tools=[TOOL])
     events = await events_of(running, tools=[TOOL])
@@ -116,7 +116,7 @@ async def test_events_build_the_message(running: OpenAiGateway) -> None:
 
 
 async def test_choices_of_tools_are_converted(running: OpenAiGateway) -> None:
-    """The choices `any` and `tool` constrain the completion, and `none` leaves the tools out."""
+    """The choices `any` and `tool` constrain the completion, and `none` omits the tools."""
     engine = scripted(running, ('{"name": "get_weather", "parameters": {}}',))
     for choice in ({'type': 'any', 'disable_parallel_tool_use': True}, {'type': 'tool', 'name': 'get_weather'}):
         message = await send(running, tools=[TOOL], tool_choice=choice)
@@ -151,7 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_errors_have_the_form_of_the_api(running: OpenAiGateway) -> None:
-    """Errors have Anthropic's form and types, and name the parameter."""
+    """Errors have Anthropic's format and types, and name the parameter."""
     mismatches: list[Any] = []
     for fields, param in REFUSED:
         body = {'model': 'tiny', 'max_tokens': 5, 'messages': HELLO, **fields}

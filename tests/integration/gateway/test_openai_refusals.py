@@ -1,4 +1,4 @@
-"""Tests refused requests of the OpenAI API: status, name of the parameter, and no running sequence afterwards."""
+"""Tests of refused requests of the OpenAI API: status, parameter name, and no running sequence afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_invalid_parameters_are_named(running: OpenAiGateway) -> None:
-    """A wrong, unknown or ineffective parameter is refused with status 400 and the name of the parameter."""
+    """The error for a wrong, unknown or ineffective parameter has status 400 and the parameter's name."""
     cases = [('/completions', body, param) for body, param in COMPLETION_CASES]
     cases += [('/chat/completions', {'model': 'tiny', **body}, param) for body, param in CHAT_CASES]
     mismatches: list[Any] = []
@@ -238,7 +238,7 @@ async def test_hostile_bodies_are_refused(running: OpenAiGateway) -> None:
 
 
 async def test_bodies_that_are_too_large_return_413(running: OpenAiGateway) -> None:
-    """Bodies over the limit return status 413, and a chunked one is refused while it is sent."""
+    """Bodies over the limit return status 413; a chunked body is refused while it is sent."""
     for factor in (1, 2, 40):
         response = await running.post('/completions', content=b' ' * (factor * BODY_LIMIT + 1))
         assert (response.status_code, response.json()['error']['reason']) == (413, 'MESSAGE_TOO_LARGE')
@@ -272,7 +272,7 @@ async def test_unknown_paths_and_methods_are_errors(running: OpenAiGateway) -> N
 
 
 async def test_labels_and_nulls_change_nothing(running: OpenAiGateway) -> None:
-    """Labels are accepted without effect, and null parameters count as absent."""
+    """Labels are accepted but have no effect, and null parameters count as absent."""
     request: dict[str, Any] = {'model': 'tiny', 'prompt': 'a', 'max_tokens': 3, 'seed': 1}
     labelled = {**request, 'user': 'u', 'metadata': {'a': 'b'}, 'stop': None, 'n': None, 'store': False, 'best_of': 1}
     plain, other = await running.post('/completions', request), await running.post('/completions', labelled)

@@ -27,7 +27,7 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1
-"""Tokens of the chat in the fake engine: one per byte, one before the chat and one after it."""
+"""Tokens of the chat in the fake engine: one per byte, one before the chat and one after the chat."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_chat_reports_the_counts_of_the_engine(running: OpenAiGateway) -> 
 
 
 async def test_streamed_chat_equals_the_complete_one(running: OpenAiGateway) -> None:
-    """The chunks of a chat add up to the complete response, and the last two contain finish reason and usage."""
+    """The chunks of a chat add up to the complete response; the last two chunks have finish reason and usage."""
     client = running.client()
     request: dict[str, Any] = {'model': 'tiny', 'messages': CHAT, 'max_tokens': 7, 'seed': 1, 'n': 2}
     whole = await client.chat.completions.create(**request)
@@ -146,7 +146,7 @@ async def test_names_of_tinker_resolve_at_both_prefixes(running: OpenAiGateway) 
 
 
 async def test_every_listed_model_can_be_sampled(running: OpenAiGateway) -> None:
-    """Every listed model answers; unpublished, deleted, unserved and full-parameter runs are not listed."""
+    """Every listed model can be sampled; unpublished, deleted, unserved and full-parameter runs are not listed."""
     client = running.client()
     names = [model.id async for model in client.models.list()]
     for name in names:
@@ -191,7 +191,7 @@ async def test_chat_logprobs_name_tokens_and_bytes(running: OpenAiGateway) -> No
 
 
 async def test_completion_logprobs_cover_an_echoed_prompt(running: OpenAiGateway) -> None:
-    """The tokens of an echoed prompt come first, and the first one has no log-probability; offsets count characters."""
+    """An echoed prompt's tokens come first, without a log-probability for the first; offsets count characters."""
     response = await running.client().completions.create(
         model='tiny', prompt='abc', echo=True, logprobs=1, max_tokens=2, seed=1
     )

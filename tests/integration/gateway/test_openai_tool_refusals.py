@@ -1,4 +1,4 @@
-"""Tests parameters of tools at the OpenAI API: values that ask for nothing are accepted, and wrong ones are named."""
+"""Tests of tool parameters of the OpenAI API: values without effect are accepted, and errors name wrong parameters."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +21,7 @@ async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
 
 
 async def test_values_that_clients_always_send_are_accepted(running: OpenAiGateway) -> None:
-    """Defaults that ask for nothing are accepted, and choices of tools without tools if they require no call."""
+    """Default values, and tool choices that require no call, are accepted without tools."""
     scripted(running, ('Hi',))
     loose = {'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': {'type': 'object'}, 'strict': False}}
     fields: list[dict[str, Any]] = [
@@ -71,8 +71,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_wrong_tools_are_named(running: OpenAiGateway) -> None:
-    """A wrong or unsupported parameter of tools is refused with status 400 and its name, before any sampling."""
+async def test_errors_name_wrong_tool_parameters(running: OpenAiGateway) -> None:
+    """A wrong or unsupported tool parameter is refused by name with status 400 before any sampling."""
     mismatches: list[Any] = []
     for fields, param in REFUSED:
         response = await running.post('/chat/completions', {'model': 'tiny', 'messages': ASK, **fields})
@@ -93,7 +93,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 async def test_large_schemas_are_refused_only_where_they_are_enforced(running: OpenAiGateway) -> None:
-    """A schema that is too deep is refused; large schemas are refused if they would have to be enforced."""
+    """A schema that is too deep is refused; a large schema is refused only if it must be enforced."""
     scripted(running, ('Hi',))
     deep = {'type': 'function', 'function': {'name': 'a', 'parameters': nested(30)}}
     response = await running.post('/chat/completions', {'model': 'tiny', 'messages': ASK, 'tools': [deep]})
@@ -109,7 +109,7 @@ async def test_large_schemas_are_refused_only_where_they_are_enforced(running: O
 
 
 async def test_engines_without_structured_output_refuse_required_calls(tmp_path: Path) -> None:
-    """An engine without structured output serves the choice `auto`, and refuses required calls with the cure."""
+    """An engine without structured output serves the choice `auto`; for a required call, the error names a solution."""
     async with openai_gateway(tmp_path, ScriptedEngine(is_form_supported=False)) as running:
         scripted(running, (CALL,))
         assert (await ask(running)).choices[0].finish_reason == 'tool_calls'
@@ -122,7 +122,7 @@ async def test_engines_without_structured_output_refuse_required_calls(tmp_path:
 
 
 async def test_base_models_whose_template_has_no_tools_refuse_them(tmp_path: Path) -> None:
-    """A base model whose chat template does not render tools refuses tools, and not the choice `none`."""
+    """A base model whose chat template does not render tools refuses tools, but accepts the choice `none`."""
     async with openai_gateway(tmp_path, ScriptedEngine(tool_call_format='')) as running:
         scripted(running, ('Hi',))
         with pytest.raises(openai.BadRequestError) as raised:

@@ -1,4 +1,4 @@
-"""Tests tool calls at the OpenAI API with OpenAI's SDK; the engine samples given pieces of text."""
+"""Tests of tool calls at the OpenAI API with OpenAI's SDK; the engine samples predefined pieces of text."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -70,7 +70,7 @@ async def test_calls_are_separated_from_the_text(running: OpenAiGateway) -> None
 
 
 async def test_streamed_calls_equal_the_complete_ones(running: OpenAiGateway) -> None:
-    """A stream has the same text and calls as the complete response, and each call begins with index, id and name."""
+    """A stream has the text and calls of the complete response; each call begins with index, id and name."""
     scripted(running, ('Look', ':', '\n\n', *SPLIT_CALL, CALL.replace('Paris', 'Rome')))
     chunks = await ask_stream(running, stream_options={'include_usage': True})
     expected = [('get_weather', {'city': city, 'days': 2}) for city in ('Paris', 'Rome')]
@@ -100,7 +100,7 @@ async def test_streamed_calls_equal_the_complete_ones(running: OpenAiGateway) ->
     ],
 )  # fmt: skip
 async def test_text_that_only_looks_like_a_call_is_text(running: OpenAiGateway, pieces: Sequence[str]) -> None:
-    """Broken, cut, undeclared and thought calls are returned unchanged as text, complete or streamed."""
+    """Malformed and incomplete calls, calls of unknown tools and calls in thoughts are text, complete or streamed."""
     scripted(running, pieces)
     response = await ask(running)
     assert response.choices[0].message.content == ''.join(pieces)
@@ -119,7 +119,7 @@ async def test_call_in_a_thought_of_the_prompt_is_text(tmp_path: Path) -> None:
 
 
 async def test_choices_of_one_stream_are_separate(running: OpenAiGateway) -> None:
-    """Interleaved choices have separate calls, and a limit on tokens keeps its finish reason."""
+    """Interleaved choices have separate calls, and a token limit keeps its finish reason."""
     scripted(running, SPLIT_CALL, ('No', ' <tool', ' idea'), ('Hm ', CALL, 'x', 'x', 'x', 'x', 'x', 'x', 'x'))
     chunks = await ask_stream(running, n=3, max_tokens=8)
     call = ('get_weather', {'city': 'Paris', 'days': 2})
@@ -131,7 +131,7 @@ async def test_choices_of_one_stream_are_separate(running: OpenAiGateway) -> Non
 
 
 async def test_only_one_call_without_parallel_calls(running: OpenAiGateway) -> None:
-    """A choice without parallel calls ends after its first call, and the usage counts all tokens."""
+    """A choice without parallel calls ends after its first call; the usage counts all tokens."""
     scripted(running, ('a', CALL, CALL, 'b'))
     response = await ask(running, parallel_tool_calls=False)
     assert (response.choices[0].message.content, len(response.choices[0].message.tool_calls)) == ('a', 1)
@@ -152,7 +152,7 @@ async def test_token_ids_and_logprobs_include_hidden_tokens(running: OpenAiGatew
 
 
 async def test_required_call_is_constrained(running: OpenAiGateway) -> None:
-    """A required call constrains the completion to a list of calls of any tool, with moved references."""
+    """A required call constrains the completion to a list of calls of any tool, with adapted references."""
     answer = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "clock", "parameters": {}}]'
     engine = scripted(running, (answer[:20], answer[20:]))
     response = await ask(running, tool_choice='required')
@@ -176,7 +176,7 @@ async def test_required_call_is_constrained(running: OpenAiGateway) -> None:
 
 
 async def test_named_call_is_constrained_to_its_function(running: OpenAiGateway) -> None:
-    """A named function constrains the completion to one call of it, and the prompt still has all tools."""
+    """A named function constrains the completion to one call of this function; the prompt still has all tools."""
     engine = scripted(running, ('{"name": "clock", "parameters": {}}',))
     choice = {'type': 'function', 'function': {'name': 'clock'}}
     response = await ask(running, tool_choice=choice)
@@ -189,7 +189,7 @@ async def test_named_call_is_constrained_to_its_function(running: OpenAiGateway)
 
 
 async def test_tools_are_not_used_with_the_choice_none(running: OpenAiGateway) -> None:
-    """The choice `none` leaves the tools out of the prompt, and text that looks like a call is text."""
+    """The choice `none` omits the tools from the prompt, and text that looks like a call is text."""
     engine = scripted(running, (CALL,))
     response = await ask(running, tool_choice='none', response_format={'type': 'json_object'})
     assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == (CALL, None)
@@ -198,7 +198,7 @@ async def test_tools_are_not_used_with_the_choice_none(running: OpenAiGateway) -
 
 
 async def test_results_of_calls_reach_the_chat_template(running: OpenAiGateway) -> None:
-    """Calls and results of earlier turns are part of the prompt, also in the form in which a response returned them."""
+    """Calls and results of earlier turns are part of the prompt, also in the format of a response."""
     engine = scripted(running, (CALL,))
     first = (await ask(running)).choices[0].message
     result = {'role': 'tool', 'tool_call_id': first.tool_calls[0].id, 'content': '21 degrees', 'name': 'get_weather'}
@@ -216,7 +216,7 @@ async def test_results_of_calls_reach_the_chat_template(running: OpenAiGateway) 
 
 
 async def test_system_and_developer_messages_are_joined(running: OpenAiGateway) -> None:
-    """System and developer messages before all others become one system message."""
+    """System and developer messages before all other messages become one system message."""
     engine = scripted(running, ('Hi',))
     beginning: list[Any] = [
         {'role': 'system', 'content': 'A'},

@@ -1,4 +1,4 @@
-"""Tests constrained tool calls at the OpenAI API with vLLM: a tiny random model, and the built-in model."""
+"""Tests of constrained tool calls at the OpenAI API with vLLM: a tiny random model and the built-in model."""
 
 import json
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ PAINT: dict[str, Any] = {
     },
 }
 CONTEXT_TOKENS = 2048
-"""Context of the model; its tokens are bytes, and schemas of tools are long."""
+"""Context length of the model. It is long because tokens are bytes, and schemas of tools are long."""
 WAIT: dict[str, Any] = {'type': 'function', 'function': {'name': 'wait'}}
 
 
@@ -52,7 +52,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ope
         folder,
         max_model_len=CONTEXT_TOKENS,
         max_num_batched_tokens=8 * CONTEXT_TOKENS,
-        # Schemas allow any number of spaces by default, and a random model samples many.
+        # Schemas allow any number of spaces by default, and a random model samples many spaces.
         structured_outputs_config={'disable_any_whitespace': True},
     )
     try:
@@ -103,7 +103,7 @@ async def test_named_function_is_called_with_valid_arguments(running: OpenAiGate
 
 
 async def test_required_calls_are_calls_of_the_tools(running: OpenAiGateway) -> None:
-    """A required choice gives at least one call, of the offered tools only, also without parallel calls."""
+    """A required choice gives at least one call, only of the offered tools, also without parallel calls."""
     for is_parallel in (True, False):
         response = await ask(
             running, tools=[PAINT, WAIT], tool_choice='required', parallel_tool_calls=is_parallel, n=4, seed=2
@@ -119,7 +119,7 @@ async def test_required_calls_are_calls_of_the_tools(running: OpenAiGateway) -> 
 
 
 async def test_schema_that_is_not_enforced_is_refused(running: OpenAiGateway) -> None:
-    """A keyword that the engine does not enforce is refused with the names of the field and the cure."""
+    """The error for a keyword that the engine does not enforce names the field and a solution."""
     parameters = {'type': 'object', 'properties': {'a': {'type': 'integer', 'multipleOf': 7}}}
     tool: Any = {'type': 'function', 'function': {'name': 'odd', 'parameters': parameters}}
     with pytest.raises(openai.BadRequestError) as raised:
@@ -130,7 +130,7 @@ async def test_schema_that_is_not_enforced_is_refused(running: OpenAiGateway) ->
 
 
 async def test_prefix_of_a_repeated_chat_is_cached(running: OpenAiGateway) -> None:
-    """The usage of a repeated chat reports the tokens that were found in the prefix cache."""
+    """The usage of a repeated chat reports the tokens that are in the prefix cache."""
     responses = [await ask(running, tools=[PAINT], tool_choice='auto', seed=3) for _ in range(2)]
     first, second = (response.usage.prompt_tokens_details.cached_tokens for response in responses)
     assert 0 <= first < second <= responses[1].usage.prompt_tokens
@@ -140,7 +140,7 @@ QUESTIONS = {
     'What is the weather in Paris in celsius?': ('get_weather', {'city': 'Paris', 'unit': 'celsius'}),
     'What is 12 + 30?': ('add', {'a': 12, 'b': 30}),
 }
-"""Questions with the calls that answer them."""
+"""Questions, each with the call that answers it."""
 SCHEMAS: dict[str, Any] = {
     'get_weather': {'city': {'type': 'string'}, 'unit': {'enum': ['celsius', 'fahrenheit']}},
     'add': {'a': {'type': 'integer'}, 'b': {'type': 'integer'}},
@@ -156,7 +156,7 @@ def link_model(folder: Path) -> None:
 
 
 async def test_built_in_model_answers_with_the_right_calls(tmp_path: Path) -> None:
-    """The built-in model, which answers with text if it may, is constrained to calls with the right arguments."""
+    """The built-in model, which would otherwise answer with text, is constrained to calls with the right arguments."""
     folder = tmp_path / 'model'
     folder.mkdir()
     link_model(folder)

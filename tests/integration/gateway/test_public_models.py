@@ -33,10 +33,10 @@ async def responses_to_bob(deployment: TwoTenants, model: str) -> list[tuple[int
 
 
 async def test_public_checkpoint_of_another_tenant_can_be_sampled(deployment: TwoTenants) -> None:
-    """Another tenant's checkpoint can be sampled while it is public; otherwise its path fails like an unknown one."""
+    """Another tenant's checkpoint can be sampled while it is public; then its path fails like an unknown one."""
     run = deployment.alices.model
     native = f'twinkle://{run}/weights/best.sampler'
-    # The sampler has a fake source of weights, which does not call the checkpoint service.
+    # The sampler's source of weights is a fake, which does not call the checkpoint service.
     facts = CheckpointFacts(path=native, digest='d' * 64, step_count=7)
     deployment.source.checkpoints['bob', native] = (facts, lora_weights(0, adapter_id=run, base_model='tiny'))
     path, absent = f'tinker://{run}/sampler_weights/best', f'tinker://{run}/sampler_weights/worst'

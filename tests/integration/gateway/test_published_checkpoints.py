@@ -1,4 +1,4 @@
-"""Tests the publication of checkpoints over Twinkle's own API, with a real checkpoint service."""
+"""Tests of publishing checkpoints with Twinkle's own API, with a real checkpoint service."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

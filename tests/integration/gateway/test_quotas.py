@@ -1,4 +1,4 @@
-"""Tests quotas and usage through the gRPC and Tinker APIs, with real model and checkpoint services."""
+"""Tests of quotas and usage in the gRPC and Tinker APIs, with real model and checkpoint services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -93,7 +93,7 @@ class Deployment:
     async def wait_for_usage(
         self, condition: Callable[[catalogue_service_pb2.Usage], bool]
     ) -> catalogue_service_pb2.Usage:
-        """Return the usage of the first adapter's run once a condition holds; the test's time limit bounds the wait."""
+        """Return the usage of the first adapter's run once a condition holds; the test's timeout limits the wait."""
         while not condition(found := (await self.usage()).get(self.run, catalogue_service_pb2.Usage())):
             pass
         return found
@@ -141,7 +141,7 @@ def forward_backward() -> operation_pb2.ForwardBackward:
 
 
 async def test_training_is_metered_once_in_both_apis(deployment: Deployment) -> None:
-    """The tokens and operations of each run are counted once, and stored bytes equal the checkpoints' sizes."""
+    """The tokens and operations of each run are counted once; stored bytes equal the checkpoints' sizes."""
     await deployment.create('r1')
     for _ in range(2):
         await deployment.execute(1, forward_backward=forward_backward())
@@ -210,7 +210,7 @@ async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployme
 
 
 async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
-    """Saves, copies and uploads beyond the storage quota are refused; a refused save leaves its number free."""
+    """Saves, copies and uploads beyond the storage quota are refused; a refused save does not use its number."""
     await deployment.create('r1')
     await deployment.allow(stored_bytes=1)
     first = await deployment.execute(1, save=operation_pb2.Save(name='one'))
@@ -246,7 +246,7 @@ async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment
 
 
 async def test_operations_of_a_tenant_without_tokens_wait(deployment: Deployment) -> None:
-    """A call that would wait too long fails with a retry time, and a stream waits until tokens are available."""
+    """A call that would wait too long fails with a retry time; a stream waits until tokens are available."""
     await deployment.create('r1')
     await deployment.allow(tokens_per_second=1, burst_tokens=1)
     await deployment.execute(1, forward_backward=forward_backward())
@@ -304,7 +304,7 @@ async def test_quotas_need_the_admin_scope(deployment: Deployment) -> None:
 
 
 async def test_quota_is_shown_as_set_and_as_effective(deployment: Deployment) -> None:
-    """Limits that are not set have their defaults in the effective quota, and invalid limits change nothing."""
+    """Limits that are not set have their defaults in the effective quota; invalid limits change nothing."""
     await deployment.allow(max_adapters=0, weight=2.5)
     shown = await deployment.quotas.GetQuota(wire.GetQuotaRequest(tenant_id='alice'), metadata=ADMIN)
     assert shown.quota == wire.Quota(max_adapters=0, weight=2.5)
@@ -329,7 +329,7 @@ async def test_quota_is_shown_as_set_and_as_effective(deployment: Deployment) ->
 
 
 async def test_usage_can_be_limited_to_a_time_range(deployment: Deployment) -> None:
-    """Usage outside the range is not counted, and an inverted range or an invalid time is refused."""
+    """Usage outside the range is not counted; an inverted range or an invalid time is refused."""
     await deployment.create('r1')
     await deployment.execute(1, forward_backward=forward_backward())
     await deployment.wait_for_usage(lambda item: item.trained_token_count == LENGTH)
@@ -353,7 +353,7 @@ async def test_usage_can_be_limited_to_a_time_range(deployment: Deployment) -> N
 
 
 async def test_usage_is_complete_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Training before a restart counts once, and training while no gateway runs is counted later."""
+    """Training before a restart counts once; training while no gateway runs is counted later."""
     (tmp_path / 'model').mkdir()
     (tmp_path / 'gateway').mkdir()
     run = ''

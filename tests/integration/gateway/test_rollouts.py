@@ -67,7 +67,7 @@ async def listed(gateway: RunningGateway, **filters: Any) -> messages.ListRollou
 
 
 async def test_rollouts_are_returned_after_a_restart(tmp_path: Path) -> None:
-    """A rollout with every field is returned as it was logged, and lists summarize it, after a restart too."""
+    """A rollout is returned with every logged field, and lists summarize it, before and after a restart."""
     upstream, rollout = Upstream(), whole_rollout()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     request = log_request(run_id='ad-1', step=2**53 - 1, group_id='x/y')
@@ -104,7 +104,7 @@ async def test_rollouts_are_returned_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_groups_have_statistics(gateway: RunningGateway, upstream: Upstream) -> None:
-    """Statistics describe the finite rewards and parts of a group, and groups with equal rewards are marked."""
+    """Statistics describe a group's finite rewards and parts, and groups with equal rewards are marked."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     request = log_request(1.0, 3.0, None, math.nan)
     request.groups[0].rollouts[1].reward_parts.update(format=0.25, accuracy=math.inf)
@@ -151,7 +151,7 @@ async def test_lists_are_paged_and_filtered(gateway: RunningGateway, upstream: U
 
 
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The rollouts of another tenant's run can be neither logged nor read, although the run has some."""
+    """The rollouts of another tenant's run can be neither logged nor read, although the run has rollouts."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogRollouts(log_request(1.0), metadata=ADMIN)
     other, stub = bearer((await gateway.make_key('bob')).secret), stub_of(gateway)
@@ -216,7 +216,7 @@ def _tensor(*values: float, dtype: type[np.generic] = np.float32) -> Any:
     ],
 )
 async def test_invalid_rollouts_are_refused(gateway: RunningGateway, changes: dict[str, Any], field: str) -> None:
-    """An invalid rollout is refused with its field before the run is looked up."""
+    """The error for an invalid rollout names the field, before the run is looked up."""
     request = log_request(0.0)
     invalid = {'index': 1, **changes}
     request.groups[0].rollouts.append(messages.Rollout(**invalid))
@@ -226,7 +226,7 @@ async def test_invalid_rollouts_are_refused(gateway: RunningGateway, changes: di
 
 
 async def test_large_rollouts_are_refused(tmp_path: Path) -> None:
-    """A rollout of 4 MiB is stored, and a larger one is refused with its field."""
+    """A rollout of 4 MiB is stored; the error for a larger rollout names the field."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1')]
     limits = {'message_bytes': 16 << 20}
@@ -268,7 +268,7 @@ def _group(group_id: str = 'a', count: int = 1) -> messages.RolloutGroup:
     ],
 )  # fmt: skip
 async def test_invalid_requests_are_refused(gateway: RunningGateway, changes: dict[str, Any], field: str) -> None:
-    """An invalid request is refused with its field before the run is looked up."""
+    """The error for an invalid request names the field, before the run is looked up."""
     request = messages.LogRolloutsRequest(**{'run_id': 'ad-1', 'step': 0, 'groups': [_group()], **changes})
     failure = await failure_of(stub_of(gateway).LogRollouts(request, metadata=ADMIN))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
@@ -285,7 +285,7 @@ async def test_invalid_requests_are_refused(gateway: RunningGateway, changes: di
     ],
 )
 async def test_invalid_filters_are_refused(gateway: RunningGateway, filters: dict[str, Any], field: str) -> None:
-    """An invalid filter is refused with its field."""
+    """The error for an invalid filter names the field."""
     failure = await failure_of(listed(gateway, **filters))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 
@@ -294,7 +294,7 @@ async def test_invalid_filters_are_refused(gateway: RunningGateway, filters: dic
     'rollout_id', ['3', '3/a', '3/a/', '/a/0', '03/a/0', '3/a/00', '-3/a/0', '3//0', '3/a/1', '٣/a/0']
 )
 async def test_unknown_rollouts_are_not_found(gateway: RunningGateway, upstream: Upstream, rollout_id: str) -> None:
-    """An id that names no stored rollout is not found, whether it is malformed or not."""
+    """An id without a stored rollout is not found, whether or not the id is malformed."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogRollouts(log_request(1.0), metadata=ADMIN)
     wanted = messages.GetRolloutRequest(run_id='ad-1', rollout_id=rollout_id)
@@ -303,7 +303,7 @@ async def test_unknown_rollouts_are_not_found(gateway: RunningGateway, upstream:
 
 
 async def test_rollouts_of_a_run_are_limited(tmp_path: Path) -> None:
-    """A full run keeps the newest groups, and refuses a request that does not fit, also after a restart."""
+    """A full run keeps the newest groups and refuses a request that does not fit, even after a restart."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     text = np.random.default_rng(0).integers(0, 1 << 30, 1000, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Tests the quotas and the metering of sampling, with fake samplers."""
+"""Tests of the quotas and the metering of sampling, with fake samplers."""
 
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ async def test_request_of_a_tenant_without_tokens_is_refused(tmp_path: Path) -> 
 
 
 async def test_tinker_samples_beyond_the_quota_are_retried_and_metered_once(tmp_path: Path) -> None:
-    """A Tinker request beyond the quota gets status 429; its repeat is accepted and metered once."""
+    """A Tinker request beyond the quota gets status 429; a repeated request is accepted and metered once."""
     sampler = FakeSampler()
     sampler.prompt_gate.clear()
     async with running_fleet(tmp_path, sampler, http_listen='127.0.0.1:0') as fleet:

@@ -1,4 +1,4 @@
-"""Tests the end of sessions with a real model service: adapters are saved, parked, and restored bitwise."""
+"""Tests of the end of sessions with a real model service: adapters are saved, parked and restored bitwise."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -105,7 +105,7 @@ class Deployment:
 
 
 def verb_of(number: int) -> dict[str, Any]:
-    """Return the verb for a sequence number: a batch if it is odd, a step if it is even, and a publication for 9."""
+    """Return the verb for a sequence number: 9 is a publication, other odd numbers are batches, even ones are steps."""
     if number == 9:
         return {'publish_version': operation_pb2.PublishVersion()}
     if number % 2:
@@ -125,7 +125,7 @@ def comparable_part(result: Any) -> Any:
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds; the time limit of the test bounds the wait."""
+    """Wait until a condition holds; the timeout of the test limits the wait."""
     while not await condition():  # noqa: ASYNC110 (services send no event)
         await asyncio.sleep(0)
 
@@ -154,14 +154,14 @@ async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Depl
 
 
 async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment) -> None:
-    """A run whose session expires during training has bitwise the same results as an uninterrupted run."""
+    """A run whose session expires during training has bitwise the results of an uninterrupted run."""
     uninterrupted = await deployment.create_adapter(
         await deployment.create_session('uninterrupted'), 'uninterrupted', lora_config=LORA
     )
     expected = await deployment.train(uninterrupted, range(1, 10))
     session_id = await deployment.create_session('expiring')
     adapter_id = await deployment.create_adapter(session_id, 'expiring', lora_config=LORA)
-    # The session expires after one step, with an accumulated gradient for the next one.
+    # The session expires after one step, with an accumulated gradient for the next step.
     found = await deployment.train(adapter_id, range(1, 4))
     assert adapter_id in deployment.in_memory()
     deployment.gateway.clock.advance(LIFETIME + timedelta(seconds=1))
@@ -187,7 +187,7 @@ async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment
 
 
 async def test_operation_restores_a_parked_adapter(deployment: Deployment) -> None:
-    """An operation restores a parked adapter without a heartbeat, and the next expiry saves it once more."""
+    """An operation restores a parked adapter without a heartbeat, and the next expiry saves the adapter once more."""
     session_id = await deployment.create_session('native')
     adapter_id = await deployment.create_adapter(session_id, 'native', lora_config=LORA)
     await deployment.train(adapter_id, range(1, 3))
@@ -256,7 +256,7 @@ async def test_finished_session_frees_its_memory(deployment: Deployment, reason:
 
 
 async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_session(deployment: Deployment) -> None:
-    """An expired session unpins the version of its sampling handle, and shows Tinker clients the saved checkpoint."""
+    """An expired session unpins its sampling handle's version, and shows Tinker clients the saved checkpoint."""
     response = await deployment.http.post('create_session', json={'tags': [], 'sdk_version': '0.38.0'})
     session_id = response.json()['session_id']
     model = {'session_id': session_id, 'model_seq_id': 0, 'base_model': deployment.model.base_model}
@@ -279,7 +279,7 @@ async def test_weights_of_a_tinker_sampler_are_unpinned_at_the_end_of_its_sessio
 
 @pytest.mark.slow
 async def test_killed_settlement_resumes_and_saves_once(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """If a kill interrupts the end of a session at any failpoint, the next gateway continues it and saves once."""
+    """If a kill at any failpoint interrupts the end of a session, the next gateway continues it and saves once."""
     state_dir = tmp_path / 'gateway'
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as model:
         adapter = await model.create(session_id='ses-1', lora_config=LORA)

@@ -1,4 +1,4 @@
-"""Tests two model services with different base models behind one gateway, even while one is unreachable."""
+"""Tests of two model services with different base models behind one gateway, also if one is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -160,8 +160,8 @@ async def test_adapters_of_both_base_models_train(pair: Pair) -> None:
     assert (await pair.training.GetOperation(request, metadata=pair.metadata)).state == 3
 
 
-async def test_all_base_models_are_listed_and_unknown_ones_refused_by_name(pair: Pair) -> None:
-    """Server information lists both services, and the refusal of an unknown base model lists the known ones."""
+async def test_all_base_models_are_listed_and_unknown_ones_refused(pair: Pair) -> None:
+    """Server information lists both services; the error for an unknown base model lists the known ones."""
     info = await server_service_pb2_grpc.ServerServiceStub(pair.gateway.channel).GetServerInfo(
         server_service_pb2.GetServerInfoRequest(), metadata=pair.metadata
     )
@@ -177,7 +177,7 @@ async def test_all_base_models_are_listed_and_unknown_ones_refused_by_name(pair:
 
 
 async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_reported(pair: Pair) -> None:
-    """A stream serves only one base model, and an operation on an absent adapter does not affect later operations."""
+    """A stream serves only one base model; an operation on an absent adapter does not affect later operations."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
 
     def stream(*operations: tuple[str, int]) -> Any:
@@ -191,7 +191,7 @@ async def test_stream_of_two_base_models_is_refused_and_an_absent_adapter_is_rep
 
 
 async def test_upload_reaches_the_service_of_its_adapter(pair: Pair) -> None:
-    """An upload reaches the service of its adapter, and an upload without an adapter is refused."""
+    """An upload reaches its adapter's service; an upload without an adapter is refused."""
     adapter_id = await pair.create(pair.base_models[1], 'r1')
     data = batch_of([FEATURE]).features.SerializeToString()
     header = training_service_pb2.BatchHeader(
@@ -233,7 +233,7 @@ async def test_list_contains_the_adapters_of_all_services_newest_first(pair: Pai
 
 
 async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
-    """The error for another tenant's adapter equals the error for an absent one at both services, except for the id."""
+    """The errors for another tenant's adapter and an absent one are equal except for the id, at both services."""
     other = bearer((await pair.gateway.make_key('mallory')).secret)
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     absent = await failure_of(pair.get('absent', other))
@@ -256,7 +256,7 @@ async def test_expired_adapter_that_the_catalogue_does_not_list_is_reported_by_i
 
 
 async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_path: Path) -> None:
-    """Adapters of a stopped service are reported as unreachable, not as absent, and train again after its restart."""
+    """A stopped service's adapters are reported as unreachable, not as absent, and train again after its restart."""
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     for adapter_id in ids:
         await pair.train(adapter_id, 1)
@@ -281,7 +281,7 @@ async def test_service_continues_while_the_other_is_unreachable(pair: Pair, tmp_
 
 
 async def _train_once_reachable(pair: Pair, adapter_id: str, number: int) -> int:
-    """Train as soon as the service is reachable, and return the sequence number."""
+    """Train as soon as the service is reachable; return the sequence number."""
     while True:
         try:
             return (await pair.train(adapter_id, number)).result.sequence_number

@@ -1,4 +1,4 @@
-"""Responses do not contain folders of the server when the base model is served from a folder."""
+"""If the base model is served from a folder, responses do not contain the server's folders."""
 
 import io
 import re
@@ -40,7 +40,7 @@ SHOWN = {
 }
 """Routes whose responses name the base model."""
 DOWNLOAD = 'GET /console/api/checkpoints/{run_id}/{name}'
-"""Route whose body is the stored files; like responses of the gRPC API, they have the base model's full name."""
+"""Route whose body is the stored files. They have the base model's full name, as in the gRPC API."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def deployment(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[TwoT
 
 
 async def outcome_of(deployment: TwoTenants, response: httpx.Response) -> str:
-    """Return the outcome of the future that a response names; empty without a future."""
+    """Return the outcome of the future that a response names; return an empty text without a future."""
     future_id = FUTURE.search(response.text)
     if future_id is None:
         return ''
@@ -78,7 +78,7 @@ async def test_no_response_contains_a_folder(deployment: TwoTenants, tmp_path: P
 
 
 async def test_shown_names_are_accepted(deployment: TwoTenants) -> None:
-    """A client can train and sample with the shown name, and errors list only such names."""
+    """A client can train and sample with the shown name, and errors list only shown names."""
     alice = deployment.secrets['alice']
     for path in ('create_model', 'create_sampling_session'):
         body = {**body_of(f'/api/v1/{path}', deployment.alices), 'model_path': None}
@@ -94,7 +94,7 @@ async def test_shown_names_are_accepted(deployment: TwoTenants) -> None:
 
 
 async def test_upload_names_the_base_model_as_shown(deployment: TwoTenants, tmp_path: Path) -> None:
-    """An upload may use the shown name of its base model, and the checkpoint belongs to the served base model."""
+    """An upload may use the shown name of its base model; the checkpoint belongs to the served base model."""
     state = make_state(7)
     assert state.manifest.lora_config is not None
     tensors = unpack_state(state.manifest, state.data)

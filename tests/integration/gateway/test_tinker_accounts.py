@@ -1,4 +1,4 @@
-"""Tests sessions, keys and accounts over the Tinker API, with valid and invalid keys and keys of other tenants."""
+"""Tests of sessions, keys and accounts in the Tinker API, with valid keys, invalid keys and other tenants' keys."""
 
 import json
 from collections.abc import AsyncIterator
@@ -135,7 +135,7 @@ async def test_sessions_are_found_by_their_fields(api: TinkerCatalogue) -> None:
 
 
 async def test_sessions_and_their_runs_belong_to_projects(api: TinkerCatalogue) -> None:
-    """A session can be created in a project or moved to one, and lists can be limited to a project of the tenant."""
+    """A session can be created in a project or moved to a project; lists can be limited to a project of the tenant."""
     await api.gateway.make_project('alice', 'pr-1')
     await api.gateway.make_project('bob', 'pr-2')
     first, moved, other = (
@@ -190,7 +190,7 @@ async def test_malformed_searches_are_refused(api: TinkerCatalogue, body: Any) -
 
 
 async def test_key_shows_its_tenant_and_can_be_revoked(api: TinkerCatalogue) -> None:
-    """A key shows its tenant, and revoking it affects no other key."""
+    """A key shows its tenant; revoking the key affects no other key."""
     shown = await api.get('auth/apikey/me', key='bob')
     assert isinstance(shown['key_id'], int)
     assert shown['details']['org_details'] == {'name': 'bob'}

@@ -1,4 +1,4 @@
-"""Tests runs, checkpoints and links to their files over the Tinker API, with a real checkpoint service."""
+"""Tests of runs, checkpoints and links to their files in the Tinker API, with a real checkpoint service."""
 
 import asyncio
 import io
@@ -52,7 +52,7 @@ async def test_runs_are_listed_and_shown_with_their_newest_checkpoints(api: Tink
 
 
 async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) -> None:
-    """Checkpoints of each kind are listed with their kind in the name, newest first and in pages."""
+    """Checkpoints of each kind are listed with the kind in their names, newest first and in pages."""
     listed = await api.until_listed(3)
     assert [item['checkpoint_id'] for item in listed] == [
         'external_weights/out',
@@ -66,7 +66,7 @@ async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) 
 
 
 async def test_deleted_checkpoint_disappears_immediately(api: TinkerCatalogue) -> None:
-    """A deleted checkpoint disappears from all lists immediately, and one of another kind with the same name stays."""
+    """A deleted checkpoint is immediately absent from all lists; a checkpoint of another kind with its name stays."""
     await api.until_listed(3)
     assert (await api.call('DELETE', BEST)).status_code == 200
     remaining = ['external_weights/out', 'sampler_weights/best']
@@ -76,7 +76,7 @@ async def test_deleted_checkpoint_disappears_immediately(api: TinkerCatalogue) -
 
 
 async def test_expired_checkpoint_is_deleted(api: TinkerCatalogue) -> None:
-    """A time to live is listed and can be removed, and the files are deleted once it has passed."""
+    """A time to live is listed and can be removed; the files are deleted once it has passed."""
     await api.until_listed(3)
     assert (await api.call('PUT', f'{BEST}/ttl', json={'ttl_seconds': HOUR})).status_code == 200
     assert (await api.get('checkpoints'))['checkpoints'][2]['expires_at']
@@ -121,7 +121,7 @@ async def test_published_checkpoint_is_readable_but_not_listed_by_others(api: Ti
 
 
 async def test_copy_belongs_to_a_model_of_the_session(api: TinkerCatalogue) -> None:
-    """A copy for a session's model has that model's id, and another tenant's session is not found."""
+    """A copy for a session's model has the id of this model; another tenant's session is not found."""
     session_id = (await api.call('POST', 'create_session', json={})).json()['session_id']
     request = {'source_path': f'tinker://{RUN}/weights/best', 'session_id': session_id, 'model_seq_id': 3}
     response = await api.call('POST', 'copy_weights', json={**request, 'ttl_seconds': HOUR})
@@ -153,7 +153,9 @@ async def test_archive_is_a_peft_folder_and_supports_ranges(api: TinkerCatalogue
     assert (await api.http.get(url, headers={'range': f'bytes={len(whole.content)}-'})).status_code == 416
 
 
-async def test_cut_downloads_leave_no_traceback(api: TinkerCatalogue, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_interrupted_downloads_leave_no_traceback(
+    api: TinkerCatalogue, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Clients that close or reset the connection in the middle of an archive cause no traceback in the log."""
     state = make_state(3, size_bytes=24 << 20)
     with acting_for(Caller(tenant_id='alice', is_internal=True)):
@@ -178,7 +180,7 @@ async def test_cut_downloads_leave_no_traceback(api: TinkerCatalogue, capfd: pyt
 
 
 async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) -> None:
-    """External weights have a link for each file of their archive, and other kinds have no such links."""
+    """External weights have a link for each file of their archive; other kinds have no such links."""
     found = await api.get(f'{RUN_PATH}/checkpoints/external_weights/out/external_weights_urls')
     archive = await api.call('GET', f'{RUN_PATH}/checkpoints/external_weights/out/archive')
     whole = _files_in((await api.http.get(archive.headers['location'])).content)
@@ -187,7 +189,7 @@ async def test_external_weights_have_a_link_for_each_file(api: TinkerCatalogue) 
 
 
 async def test_link_expires_and_cannot_be_changed(api: TinkerCatalogue) -> None:
-    """A link is refused after one hour, or if its signature or its contents were changed."""
+    """A link is refused after one hour, and if its signature or its contents were changed."""
     url = (await api.call('GET', f'{BEST}/archive')).headers['location']
     head, token, name = url.rsplit('/', 2)
     body, _, signature = token.rpartition('.')
@@ -216,7 +218,7 @@ async def test_link_to_a_deleted_checkpoint_is_not_found(api: TinkerCatalogue) -
 
 @pytest.mark.parametrize('host', ['evil.example/x?', 'a b', '<script>', ''])
 async def test_link_needs_a_valid_host_header(api: TinkerCatalogue, host: str) -> None:
-    """A Host header that is not a host is refused, so links cannot point elsewhere."""
+    """A Host header that is not a host is refused, so that links cannot point elsewhere."""
     assert (await api.call('GET', f'{BEST}/archive', headers={'host': host})).status_code == 400
 
 

@@ -1,4 +1,4 @@
-"""Tests the unmodified command line of the Tinker SDK with a gateway and a real checkpoint service."""
+"""Tests of the Tinker SDK's unmodified command line, with a gateway and a real checkpoint service."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def _json_of(api: TinkerCatalogue, home: Path, *arguments: str, **fields: 
 
 @pytest.mark.slow
 async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalogue, tmp_path: Path) -> None:
-    """The list of checkpoints shows the effect of publish and set-ttl."""
+    """The list of checkpoints shows the effects of publish and set-ttl."""
     await _json_of(api, tmp_path, 'checkpoint', 'publish', PATH)
     await _json_of(api, tmp_path, 'checkpoint', 'set-ttl', PATH, '--ttl', '3600')
     (changed,) = (await _json_of(api, tmp_path, 'checkpoint', 'list'))['checkpoints']

@@ -25,7 +25,7 @@ from fixtures.tiny_oracle import TinyOracle
 
 pytestmark = [
     pytest.mark.timeout(120),
-    # The SDK leaves connections open at the end of a process, as its documentation states.
+    # The SDK leaves connections open when a process ends, as its documentation states.
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 PROMPT = [1, 40, 41, 42]
@@ -38,7 +38,7 @@ class TinkerApi:
     url: str
 
     def client(self) -> tinker.ServiceClient:
-        """Return the SDK's client; it blocks, so create and use it in a thread."""
+        """Return the SDK's client. It blocks, so create and use it in a thread."""
         return tinker.ServiceClient(base_url=self.url, api_key=ADMIN_KEY)
 
 
@@ -167,7 +167,7 @@ async def test_sdk_scores_chosen_and_drawn_tokens(api: TinkerApi, tiny_llama_dir
 
 
 async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:
-    """Pickled copies of a client return the samples of the original for the same seed, even in another process."""
+    """Pickled copies of a client return the original's samples for the same seed, even in another process."""
 
     def run() -> None:
         with api.client() as service:
@@ -177,8 +177,8 @@ async def test_copies_of_a_client_sample_independently(api: TinkerApi) -> None:
             copies = [pickle.loads(data) for _ in range(2)]
             for copy in copies:
                 assert sample(copy, max_tokens=4, seed=1).sequences[0].tokens == expected
-            # CPython 3.11 may abort at exit while threads of the SDK run; the test only
-            # needs the result, so the process exits right after it.
+            # CPython 3.11 may abort at exit while threads of the SDK run. The test only needs the result, so the
+            # process exits immediately after it.
             code = (
                 'import os, pickle, sys; from tinker import types; client = pickle.load(sys.stdin.buffer);'
                 f'prompt = types.ModelInput.from_ints({PROMPT});'
@@ -240,7 +240,8 @@ async def test_client_of_an_older_sdk_reads_json(api: TinkerApi) -> None:
         'response = client.sample(prompt, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result();'
         'assert [len(s.tokens) == len(s.logprobs) for s in response.sequences] == [True, True];'
         'print(response.prompt_logprobs, response.topk_prompt_logprobs, flush=True);'
-        # CPython 3.11 may abort at exit while threads of the SDK run, so the process exits right after the result.
+        # CPython 3.11 may abort at exit while threads of the SDK run, so the process exits immediately after the
+        # result.
         'os._exit(0)'
     )
     sdk = Path(sys.prefix) / 'tinker-sdks' / '0.16.1'

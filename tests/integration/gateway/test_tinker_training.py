@@ -1,4 +1,4 @@
-"""Tests training, saving and loading over the Tinker API with a real model service and a tiny model."""
+"""Tests of training, saving and loading in the Tinker API, with a real model service and a tiny model."""
 
 import math
 from collections.abc import AsyncIterator
@@ -128,7 +128,7 @@ async def test_loss_is_the_sum_of_its_tokens_and_falls(client: Client) -> None:
 
 
 async def test_policy_losses_have_their_closed_forms(client: Client) -> None:
-    """Importance sampling is -sum(r A) with r = exp(lp - q), and PPO uses the smaller of clipped and plain terms."""
+    """Importance sampling is -sum(r A) with r = exp(lp - q); PPO uses the smaller of the clipped and the plain term."""
     await client.create_model(rank=4, seed=1)
     logps, _ = await client.train(forward_only=True)
     q, advantages = logps - np.linspace(-0.4, 0.4, len(logps), dtype='<f4'), np.array([1, -1, 2, 0, 1, -2, 1], '<f4')
@@ -155,7 +155,7 @@ async def test_bounds_of_every_policy_loss_have_defaults(client: Client) -> None
 
 
 async def test_training_continues_from_saved_weights(client: Client) -> None:
-    """A model created from a checkpoint with its optimizer takes the same steps as the original."""
+    """A model that is created from a checkpoint with its optimizer takes the same steps as the original."""
     await client.create_model(rank=4, seed=1)
     for _ in range(2):
         await client.train(weights=ONES)
@@ -179,8 +179,8 @@ async def test_training_continues_from_saved_weights(client: Client) -> None:
     assert info['lora_rank'] == 4
 
 
-async def test_seed_decides_the_first_weights(client: Client) -> None:
-    """Models with the same seed take the same first step, and a model with another seed takes a different one."""
+async def test_seed_determines_the_first_weights(client: Client) -> None:
+    """Models with the same seed take the same first step, and a model with another seed takes another step."""
     outcomes: list[np.ndarray] = []
     for seed in (1, 1, 2):
         await client.create_model(rank=4, seed=seed)
@@ -191,8 +191,8 @@ async def test_seed_decides_the_first_weights(client: Client) -> None:
     assert not np.array_equal(outcomes[0], outcomes[2])
 
 
-async def test_refused_operation_only_uses_its_position(client: Client) -> None:
-    """An operation that the model service refuses fails as a user error, and the next operations run."""
+async def test_operation_after_a_refused_operation_runs(client: Client) -> None:
+    """An operation that the model service refuses fails as a user error, and later operations run."""
     await client.create_model(rank=4, seed=1)
     await client.train(weights=ONES)
     assert 'error' not in await client.run('save_weights', path='x', ttl_seconds=3600)
@@ -204,7 +204,7 @@ async def test_refused_operation_only_uses_its_position(client: Client) -> None:
 
 
 async def test_several_targets_for_a_position_are_weighted(client: Client) -> None:
-    """Two targets with all weight on the first give plain cross-entropy, and each has a log-probability."""
+    """Two targets with all weight on the first target give plain cross-entropy; each has a log-probability."""
     await client.create_model(rank=4, seed=1)
     single, metrics = await client.train(weights=ONES, forward_only=True)
     targets = np.stack([np.array(TOKENS[1:]), np.full(len(ONES), 7)], axis=1).astype('<i8')

@@ -1,4 +1,4 @@
-"""Tests uploads of adapters over HTTP, repeated copies, and archives that are replaced during a download."""
+"""Tests of uploads of adapters over HTTP, repeated copies, and archives that are replaced during a download."""
 
 import asyncio
 import gzip
@@ -69,7 +69,7 @@ async def files_of(api: TinkerCatalogue, tinker_path: str, folder: Path) -> Path
 async def test_an_archive_becomes_a_checkpoint(
     api: TinkerCatalogue, archive: bytes, tmp_path: Path, *, is_packed: bool
 ) -> None:
-    """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint, and a repeat returns the same one."""
+    """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint; a repeat returns the same one."""
     data = gzip.compress(archive) if is_packed else archive
     created = await put(api, data)
     assert created.status_code == 201
@@ -147,7 +147,7 @@ async def test_malformed_upload_is_refused(
 
 
 async def test_repeated_copy_is_the_same(api: TinkerCatalogue) -> None:
-    """A tenant's copies with the same idempotency key are one copy; each copy without a key is new."""
+    """A tenant's copies with one idempotency key are one copy; each copy without a key is new."""
     request = {'source_path': f'tinker://{RUN}/weights/best', 'destination_project_id': 'p'}
 
     async def copy(**headers: str) -> str:
@@ -188,7 +188,7 @@ async def test_replaced_archive_has_another_tag(api: TinkerCatalogue) -> None:
 
 
 async def test_a_base_model_that_contradicts_the_weights_is_refused(api: TinkerCatalogue) -> None:
-    """A sampling session may name the base model of its weights or omit it, but may not name another one."""
+    """A sampling session may name its weights' base model or omit it, but may not name another base model."""
     created = await api.call('POST', 'create_session', json={'sdk_version': '0.38.0'})
     await api.save('best.sampler')
     path = f'tinker://{RUN}/sampler_weights/best'

@@ -22,7 +22,7 @@ def stub_of(gateway: RunningGateway) -> Any:
 
 
 def reading(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a gateway that reads traces in a folder."""
+    """Return the configuration of a gateway that reads traces from a folder."""
     return {'telemetry': {'trace_dir': folder}}
 
 
@@ -33,7 +33,7 @@ async def numbers_of(gateway: RunningGateway, secret: str, **filters: Any) -> li
 
 
 async def test_a_trace_is_listed_and_returned(tmp_path: Path) -> None:
-    """A list has the facts of a trace, and the trace has its spans with exact times, attributes and parents."""
+    """A list has the main fields of a trace; a read trace has its spans with exact times, attributes and parents."""
     write_spans(tmp_path / 'model.jsonl', call_of('alice', trace=7, at_ms=0.5, ms=25))
     async with running_gateway(tmp_path / 'state', **reading(tmp_path)) as gateway:
         key = bearer((await gateway.make_key('alice', scopes=(SCOPE_SAMPLE,))).secret)
@@ -60,7 +60,7 @@ async def test_a_trace_is_listed_and_returned(tmp_path: Path) -> None:
 
 
 async def test_tenants_see_only_their_own_traces(tmp_path: Path) -> None:
-    """Neither the list nor a read reveals another tenant's trace, or another tenant's spans in a shared trace."""
+    """Neither the list nor a read reveals another tenant's trace, or another tenant's spans of a shared trace."""
     others_link = [f'{trace_id(2)}:{24:016x}']
     shared_pass = span(
         15, parent=14, service='model', kind='internal', name='pass', links=others_link,
@@ -104,7 +104,7 @@ async def test_tenants_see_only_their_own_traces(tmp_path: Path) -> None:
 
 
 async def test_pages_of_a_query_continue(tmp_path: Path) -> None:
-    """A page token continues its list, and is refused for another tenant or another filter."""
+    """A page token continues its list, and is refused for another tenant and for another filter."""
     write_spans(tmp_path / 'm.jsonl', [one for n in range(1, 6) for one in call_of('alice', trace=n, at_ms=n)])
     async with running_gateway(tmp_path / 'state', **reading(tmp_path)) as gateway:
         alice = bearer((await gateway.make_key('alice')).secret)
@@ -138,7 +138,7 @@ async def test_pages_of_a_query_continue(tmp_path: Path) -> None:
     ],
 )
 async def test_invalid_requests_are_refused(tmp_path: Path, request_: Any, field: str) -> None:
-    """An invalid request is refused with its field, also by a gateway without a folder of traces."""
+    """An invalid request is refused by field, even by a gateway without a folder of traces."""
     for options in ({}, reading(tmp_path)):
         async with running_gateway(tmp_path / 'state', **options) as gateway:
             stub = stub_of(gateway)
@@ -148,7 +148,7 @@ async def test_invalid_requests_are_refused(tmp_path: Path, request_: Any, field
 
 
 async def test_a_gateway_without_a_folder_names_the_setting(tmp_path: Path) -> None:
-    """The errors of a gateway without a folder of traces name the setting, and the other place where spans may be."""
+    """The errors of a gateway without a folder of traces name the setting and another place for spans."""
     async with running_gateway(tmp_path) as gateway:
         for call in (
             stub_of(gateway).ListTraces(messages.ListTracesRequest(), metadata=ADMIN),
@@ -161,7 +161,7 @@ async def test_a_gateway_without_a_folder_names_the_setting(tmp_path: Path) -> N
 
 
 async def test_damaged_files_do_not_fail_a_list(tmp_path: Path) -> None:
-    """Lines that are no spans are skipped, and the other spans of their file are listed."""
+    """Lines that are not spans are skipped, and the other spans of their file are listed."""
     (tmp_path / 'gateway.jsonl').write_bytes(b'{"trace_id": 1}\n\xff\n' + b'x' * (1 << 21) + b'\n')
     write_spans(tmp_path / 'gateway.jsonl', call_of('default', trace=1))
     with (tmp_path / 'gateway.jsonl').open('ab') as file:
@@ -172,7 +172,7 @@ async def test_damaged_files_do_not_fail_a_list(tmp_path: Path) -> None:
 
 
 async def test_calls_continue_while_a_large_folder_is_read(tmp_path: Path) -> None:
-    """The event loop answers other calls while the first list reads many spans, and a cancelled list does no harm."""
+    """The event loop serves other calls while a first list reads many spans; a cancelled list has no effect."""
     for service in ('client', 'model', 'gateway'):
         spans = [span(n, trace=n, at_ms=n, tenant='default', service=service) for n in range(1, 20_001)]
         write_spans(tmp_path / f'{service}.jsonl', spans)
@@ -189,7 +189,7 @@ async def test_calls_continue_while_a_large_folder_is_read(tmp_path: Path) -> No
 
 
 async def test_the_trace_of_a_call_is_found_by_its_request_id(tmp_path: Path) -> None:
-    """The spans that a gateway writes for a call appear, and the request id of the call finds them."""
+    """The spans that a gateway writes for a call appear, and can be found by the call's request id."""
     folder = tmp_path / 'traces'
     with tracing_to(folder):
         async with running_gateway(tmp_path / 'state', **reading(folder)) as gateway:

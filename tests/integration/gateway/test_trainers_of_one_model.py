@@ -1,4 +1,4 @@
-"""Two model services ("trainers") of one base model: a run stays at its trainer until the other one takes it over."""
+"""Two model services ("trainers") of one base model: a run stays at its trainer until the other takes it over."""
 
 import asyncio
 import sys
@@ -55,12 +55,12 @@ class TrainerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process, without waiting until it serves."""
+        """Start the process without waiting until it serves."""
         words = [word for name, value in self._settings.items() for word in ('--set', f'{name}={value}')]
         self._process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.model', *words)
 
     async def kill(self) -> None:
-        """Kill the process, as the failure of its machine would."""
+        """Kill the process, as a failure of its machine would."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -68,7 +68,7 @@ class TrainerProcess:
 
 @dataclass
 class Deployment:
-    """A gateway in front of two trainers: `ended` will be killed, and `other` continues."""
+    """A gateway with two trainers: the test kills `ended`, and `other` continues."""
 
     gateway: RunningGateway
     ended: TrainerProcess
@@ -88,7 +88,7 @@ class Deployment:
         return self.adapters.CreateAdapter(request, metadata=ADMIN)
 
     async def created(self, request_ids: Iterator[str]) -> str:
-        """Create an adapter with the first request id that is not refused, and return the adapter's id."""
+        """Create an adapter with the first request id that is not refused; return the adapter's id."""
         for request_id in request_ids:
             try:
                 return (await self.create(request_id)).adapter.adapter_id
@@ -105,7 +105,7 @@ class Deployment:
         return training_service_pb2_grpc.TrainingServiceStub(self.gateway.channel).Execute(request, metadata=ADMIN)
 
     async def trained(self, adapter_id: str, numbers: range) -> list[tuple[float, float]]:
-        """Run operations and return the loss and the norm of the gradient of each."""
+        """Run operations; return the loss and the gradient norm of each."""
         results = [(await self.execute(adapter_id, number)).result for number in numbers]
         return [(result.forward.loss, result.step.grad_norm) for result in results]
 
@@ -122,7 +122,7 @@ class Deployment:
         return self.adapters.TakeOver(request, metadata=ADMIN)
 
     def end_lease(self) -> Any:
-        """Start a call of EndLease, which the gateway sends to the trainers in turn until one has ended a lease."""
+        """Start a call of EndLease. The gateway sends it to the trainers in turn until one has ended a lease."""
         request = adapter_service_pb2.EndLeaseRequest(base_model=self.base_model)
         return self.adapters.EndLease(request, metadata=ADMIN)
 
@@ -186,7 +186,7 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
     """Create adapters at both trainers, the last one at `ended`; return the ids of all and of those at `other`."""
     ids = list[str]()
     while len(ids) < 4 or ids[-1] in deployment.at_other():
-        # The first creations may all be at `other`, until the gateway finds that `ended` responds.
+        # All first creations may be at `other`, until the gateway finds that `ended` responds.
         ids.append((await deployment.create(f'r{len(ids)}')).adapter.adapter_id)
     others = deployment.at_other()
     assert others
@@ -196,7 +196,7 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
 
 
 async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> list[tuple[str, Any]]:
-    """Create and train models through the Tinker API until one is at `ended`; return all with their first results."""
+    """Create and train models with the Tinker API until one is at `ended`; return all with their first results."""
     found = list[tuple[str, Any]]()
     while not found or found[-1][0] in deployment.at_other():
         model_id, [first] = await tinker.train(deployment.base_model, [('forward_backward', TINKER_BATCH)])
@@ -205,7 +205,7 @@ async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> li
 
 
 async def _check_return(deployment: Deployment, known: list[str]) -> None:
-    """Restart the killed trainer, and check that it has none of the `known` adapters and gets new ones."""
+    """Restart the killed trainer; check that it has none of the `known` adapters and gets new ones."""
     await deployment.ended.start()
     assert await deployment.listed() == sorted(known)
     assert deployment.at_other() == set(known)

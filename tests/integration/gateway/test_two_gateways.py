@@ -1,4 +1,4 @@
-"""Tests two gateways on one PostgreSQL database: clients may use both, and one gateway may fail."""
+"""Tests of two gateways on one PostgreSQL database: clients may use both, and one gateway may fail."""
 
 import asyncio
 import random
@@ -64,7 +64,7 @@ async def pair(storage: SharedStorage) -> AsyncIterator[tuple[GatewayFutures, Ga
 
 
 async def submit_with_retries(gateway: GatewayFutures, key: str, **fields: Any) -> Future:
-    """Submit a request, and repeat it while it is refused temporarily."""
+    """Submit a request, and repeat it while it is temporarily refused."""
     for attempt in range(100):
         try:
             return await gateway.submit(key, **fields)
@@ -79,7 +79,7 @@ def started_at(*gateways: GatewayFutures) -> list[str]:
 
 
 async def test_lane_runs_in_order_across_gateways(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """Futures of a lane, submitted to either gateway in any order, run once and in order; both return the results."""
+    """Futures of a lane that either gateway receives in any order run once and in order; both return the results."""
     order = random.Random(3).sample(range(24), 24)
     for gateway in pair:
         gateway.recorder.gate.clear()
@@ -94,7 +94,7 @@ async def test_lane_runs_in_order_across_gateways(pair: tuple[GatewayFutures, Ga
 
 
 async def test_idle_lane_continues_at_the_other_gateway(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """An idle lane is owned by the gateway that gets its next future, and continues at the right position."""
+    """An idle lane moves to the gateway that receives its next future, and continues at the right position."""
     for position in range(9):
         gateway = pair[position // 2 % 2]
         assert await gateway.outcome(await gateway.submit(f'k{position}', lane=LANE, position=position))
@@ -117,7 +117,7 @@ async def test_repeat_at_the_other_gateway_is_the_same_future(pair: tuple[Gatewa
 
 
 async def test_futures_of_a_failed_gateway_run_at_the_other_one(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """A working gateway runs the futures of a failed one once and in order, and late writes have no effect."""
+    """A working gateway runs a failed gateway's futures once and in order; late writes have no effect."""
     failed, working = pair
     failed.recorder.gate.clear()
     futures = [await working.submit('free-b'), *[await failed.submit(f'k{n}', lane=LANE, position=n) for n in range(3)]]
@@ -128,7 +128,7 @@ async def test_futures_of_a_failed_gateway_run_at_the_other_one(pair: tuple[Gate
     assert [key for key in working.recorder.started if key.startswith('k')] == ['k0', 'k1', 'k2']
     stored = [await working.futures.wait(future.future_id, seconds=0) for future in futures]
     failed.recorder.gate.set()
-    # The late outcomes of the failed gateway change neither rows nor results, and it starts no more futures.
+    # The failed gateway's late outcomes change neither rows nor results, and it starts no more futures.
     await asyncio.wait_for(failed.futures.is_disowned.wait(), 20)
     assert [await working.futures.wait(future.future_id, seconds=0) for future in futures] == stored
     failed.renew_lease()
@@ -158,7 +158,7 @@ async def test_gateway_that_lost_its_lease_rejoins(storage: SharedStorage) -> No
 
 
 async def test_futures_of_a_stopped_gateway_run_at_the_other_one(storage: SharedStorage) -> None:
-    """The other gateway runs the remaining futures of a stopped gateway before the stopped gateway's lease expires."""
+    """The other gateway runs a stopped gateway's remaining futures before the stopped gateway's lease expires."""
     blocked = Recorder()
     blocked.gate.clear()
     async with storage.gateway() as remaining:
@@ -169,7 +169,7 @@ async def test_futures_of_a_stopped_gateway_run_at_the_other_one(storage: Shared
 
 
 async def test_starting_gateway_takes_no_futures_of_a_working_one(storage: SharedStorage) -> None:
-    """Gateways that start and stop while another one works run none of its futures."""
+    """Gateways that start and stop run none of another gateway's futures."""
     async with storage.gateway() as working:
         working.recorder.gate.clear()
         futures = [await working.submit(f'k{n}', lane=LANE, position=n) for n in range(3)] + [
@@ -189,7 +189,7 @@ async def test_starting_gateway_takes_no_futures_of_a_working_one(storage: Share
 
 
 async def test_cancellation_reaches_the_owner(pair: tuple[GatewayFutures, GatewayFutures]) -> None:
-    """A cancellation at one gateway cancels a future that runs or waits at the other one."""
+    """A cancellation at one gateway cancels a future that runs or waits at the other gateway."""
     pair[0].recorder.gate.clear()
     running, waiting = await pair[0].submit('k0', lane=LANE), await pair[0].submit('k1', lane=LANE, position=1)
     await pair[0].recorder.has_started(1)
@@ -204,7 +204,7 @@ async def test_cancellation_reaches_the_owner(pair: tuple[GatewayFutures, Gatewa
 async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(
     pair: tuple[GatewayFutures, GatewayFutures],
 ) -> None:
-    """A client that follows a topic at one gateway is notified of a future that finishes at the other one."""
+    """A client that follows a topic at one gateway is notified of a future that finishes at the other gateway."""
     pair[0].recorder.gate.clear()
     future = await pair[0].submit('one', topic='topic-1')
     topics = pair[1].topics()
@@ -216,7 +216,7 @@ async def test_finished_future_of_a_topic_is_reported_at_the_other_gateway(
 
 
 async def test_futures_of_another_gateway_count_until_they_finish(storage: SharedStorage) -> None:
-    """A future that another gateway runs counts against the capacity of the accepting gateway until it is finished."""
+    """A future that another gateway runs counts toward the accepting gateway's capacity until it is finished."""
     async with storage.gateway() as first, storage.gateway(capacity=Bounds(per_tenant=2, total=3)) as second:
         first.recorder.gate.clear()
         await first.submit('k0', lane=LANE)
@@ -229,7 +229,7 @@ async def test_futures_of_another_gateway_count_until_they_finish(storage: Share
 
 
 async def test_gateway_with_another_payload_folder_does_not_start(storage: SharedStorage, tmp_path: Path) -> None:
-    """A gateway with a different folder of payloads does not start next to a working one, but starts alone."""
+    """A gateway with a different folder of payloads does not start beside a working gateway, but starts alone."""
     async with storage.gateway():
         with pytest.raises(PayloadsNotShared):
             async with storage.gateway(folder=tmp_path / 'other'):

@@ -1,4 +1,4 @@
-"""Tests that no object, metric or log of the gateway grows with the names that callers make up."""
+"""Tests that no object, metric or log of the gateway grows with names that callers invent."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from fixtures.running_gateway import RunningGateway, bearer, running_gateway
 from services.kit.telemetry import TelemetryConfig
 
 MARK = 'madeup'
-"""Part of all names that the callers make up."""
+"""Part of all names that the callers invent."""
 WARM_UP = 150
 """Calls after which the bounded caches of the process are full."""
 CALLS = 800
@@ -100,8 +100,8 @@ async def running(upstream: Upstream, tmp_path: Path) -> AsyncIterator[RunningGa
 
 @pytest.mark.slow
 @pytest.mark.parametrize('has_key', [False, True])
-async def test_no_object_of_the_gateway_grows_with_made_up_names(running: RunningGateway, *, has_key: bool) -> None:
-    """Methods, paths, models and user agents that callers make up leave no object behind, with or without a key."""
+async def test_no_object_of_the_gateway_grows_with_invented_names(running: RunningGateway, *, has_key: bool) -> None:
+    """Methods, paths, models and user agents that callers invent leave no object, with or without a key."""
     secret = (await running.make_key('alice')).secret if has_key else ''
     async with httpx.AsyncClient(base_url=f'http://{running.http_address}', timeout=60) as client:
         await _call_all(running.channel, client, range(WARM_UP), secret=secret)
@@ -136,7 +136,7 @@ def _series(page: str) -> set[str]:
 
 
 async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_path: Path) -> None:
-    """Calls without a valid key add no line to the log and no span to the trace files."""
+    """Calls without a valid key add no log line and no span."""
     log, traces = tmp_path / 'log', tmp_path / 'traces'
     async with (
         gateway_process(tmp_path, log=log, telemetry__trace_dir=traces) as gateway,
@@ -150,15 +150,15 @@ async def test_calls_without_a_valid_key_leave_no_line_in_logs_and_traces(tmp_pa
         await _call_all(gateway.channel, client, range(100, 101), secret=secret)
         gateway.process.terminate()
         gateway.process.wait()
-    # The tenant's calls came after the refused calls. Because the spans and log lines of the tenant's calls are
-    # written, those of the refused calls would be written too.
+    # The tenant's calls came after the refused calls. Their spans and log lines are written, so those of the refused
+    # calls would be written too.
     ids = {span['attributes'].get('twinkle.request_id', '') for span in _spans(traces)}
     assert {name for name in ids if name.startswith(MARK)} == {f'{MARK}100'}
     assert f'{MARK}100' in log.read_text()
 
 
 async def test_metrics_spans_and_logs_contain_known_names_only(tmp_path: Path) -> None:
-    """Made-up names add no metric series, and spans and logs contain them only in request ids.
+    """Invented names add no metric series; spans and logs contain them only in request ids.
 
     The metrics also show the longest stall of the event loop.
     """

@@ -1,4 +1,4 @@
-"""Every API refuses to sample from an adapter without a version, and names the call that publishes one."""
+"""Every API refuses to sample from an adapter without a version; the error names the call that publishes one."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +34,7 @@ async def post(deployment: TwoTenants, path: str, **body: Any) -> Any:
 
 
 async def make_unpublished(deployment: TwoTenants) -> str:
-    """Create a run of alice, and return its id, which the catalogue may not list yet."""
+    """Create a run of alice, and return its id; the catalogue may not list the run yet."""
     fields = {'session_id': deployment.alices.session, 'base_model': 'tiny', 'lora_config': {'rank': 8}}
     future = await post(deployment, 'create_model', model_seq_id=1, **fields)
     return (await post(deployment, 'retrieve_future', request_id=future['request_id']))['model_id']
@@ -66,7 +66,7 @@ async def failures(deployment: TwoTenants, adapter: sampling_pb2.AdapterRef, ten
 
 
 async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None:
-    """Sampling, scoring and loading fail; the error tells only the adapter's tenant that no version is published."""
+    """Sampling, scoring and loading fail; only the adapter's tenant is told that no version is published."""
     run_id = await make_unpublished(deployment)
     for adapter in (
         sampling_pb2.AdapterRef(adapter_id=run_id),
@@ -85,7 +85,7 @@ async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """A deleted adapter without versions is reported as not found, not as unpublished, whether it is listed or not."""
+    """A deleted adapter without versions is not found, instead of unpublished, whether it is listed or not."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)
@@ -99,7 +99,7 @@ async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_expired_adapter_is_reported_with_its_checkpoint(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """The error for an adapter that was removed as unused names the adapter's checkpoint, but only to its tenant."""
+    """The error for an adapter that was removed as unused names its checkpoint, but only to its tenant."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)

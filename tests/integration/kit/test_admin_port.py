@@ -1,4 +1,4 @@
-"""Tests the ports of a service that is starting: the admin port, health, and calls that arrive too early."""
+"""Tests of the ports of a service that is starting: the admin port, health, and calls that arrive too early."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ async def test_calls_during_the_start_are_refused_and_can_be_repeated() -> None:
 
 
 async def test_admin_port_serves_metrics_and_the_version() -> None:
-    """The admin port serves Prometheus text and the version, names its paths, and accepts reads only."""
+    """The admin port serves Prometheus text and the version, lists its paths, and accepts only reads."""
     with serving_admin(FREE, service='data') as readiness:
         status, page = await _get(readiness, '/metrics')
         assert (status, 'process_resident_memory_bytes' in page) == (200, True)
@@ -105,7 +105,7 @@ async def test_admin_port_serves_metrics_and_the_version() -> None:
 
 
 async def test_slow_connections_leave_the_admin_port_responsive() -> None:
-    """Clients that never complete a request do not keep probes out: a new connection closes the oldest one."""
+    """Clients that never complete a request do not block probes, because a new connection closes the oldest one."""
     with serving_admin(FREE, service='data') as readiness:
         host, _, port = readiness.address.rpartition(':')
         slow = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
@@ -121,7 +121,7 @@ async def test_slow_connections_leave_the_admin_port_responsive() -> None:
             writer.close()
 
 
-async def test_responses_do_not_name_the_version_of_python() -> None:
+async def test_responses_do_not_contain_the_version_of_python() -> None:
     """No response shows which interpreter runs the service."""
     with serving_admin(FREE, service='data') as readiness:
         async with httpx.AsyncClient(base_url=f'http://{readiness.address}') as client:
@@ -129,8 +129,8 @@ async def test_responses_do_not_name_the_version_of_python() -> None:
                 assert (await client.get(path)).headers.get_list('server') == ['twinkle']
 
 
-async def test_admin_port_works_beside_mutual_tls(tmp_path: Path) -> None:
-    """Probes without a certificate pass at the admin port of a service that requires certificates from callers."""
+async def test_admin_port_works_with_mutual_tls(tmp_path: Path) -> None:
+    """Probes without a certificate work at the admin port of a service that requires certificates from callers."""
     folder = make_authority(tmp_path)
     config = DataConfig(internal_token='secret', tls=tls_of(folder, 'data'))
     with serving_admin(FREE, service='data') as readiness:
@@ -149,7 +149,7 @@ async def test_admin_port_works_beside_mutual_tls(tmp_path: Path) -> None:
     [('admin_listen', {}), ('telemetry.metrics_port', {'telemetry': {'metrics_port': 1}})],
 )
 def test_address_in_use_stops_the_program(setting: str, fields: dict[str, dict[str, int]]) -> None:
-    """An admin port that is in use stops the program with a message that names the setting."""
+    """If the admin port is in use, the program stops with a message that names the setting."""
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = taken.getsockname()[1]
         if fields:
@@ -165,7 +165,7 @@ def test_address_in_use_stops_the_program(setting: str, fields: dict[str, dict[s
 
 @pytest.mark.parametrize('address', ['nonsense', '127.0.0.1:port', ':7', '127.0.0.1:65536'])
 def test_malformed_admin_address_is_refused(address: str) -> None:
-    """A malformed address is refused by the configuration, with the name of the setting."""
+    """The configuration refuses a malformed address, and the error names the setting."""
     with pytest.raises(ValidationError, match=r'admin_listen\n.*must be host:port') as caught:
         DataConfig(admin_listen=address)
     assert caught.value.errors()[0]['loc'] == ('admin_listen',)
@@ -178,7 +178,7 @@ def test_two_settings_of_the_admin_port_are_refused() -> None:
 
 
 async def test_process_opens_the_admin_port_before_it_loads_the_model(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """The log of a sampler names the admin port, then the model and its size, then the time that loading took."""
+    """A sampler logs the admin port first, then the model and its size, and then the duration of loading."""
     settings = {
         'state_dir': tmp_path,
         'base_model': tiny_llama_dir,

@@ -1,4 +1,4 @@
-"""Tests mutual TLS over real sockets: access, refusals, and the renewal of certificates in use."""
+"""Tests of mutual TLS over real sockets: access, refusals, and renewal of certificates in use."""
 
 import asyncio
 import socket
@@ -69,7 +69,7 @@ async def _call(channel: grpc.aio.Channel, *, token: str = TOKEN) -> Any:
 
 
 async def _status_of_call(address: str, tls: TlsConfig, *, token: str = TOKEN, service: str = '') -> grpc.StatusCode:
-    """Return the status of a call over a channel without retries."""
+    """Return the status of a call on a channel without retries."""
     async with open_forwarding_channel(address, tls=tls, service=service) as channel:
         try:
             await _call(channel, token=token)
@@ -106,7 +106,7 @@ async def test_call_needs_a_trusted_certificate_and_the_token(service: str, fold
 
 @pytest.mark.parametrize('service', INTERNAL)
 async def test_services_accept_only_their_configured_callers(service: str, folder: Path) -> None:
-    """A service accepts only the callers in its configuration, even if others have a valid token."""
+    """A service accepts only the callers in its configuration, even if other callers have a valid token."""
     async with _serving(service, tls_of(folder, service)) as server:
         codes = {caller: await _status_of_call(server.address, tls_of(folder, caller)) for caller in EVERY_SERVICE}
     allowed = {caller for caller, code in codes.items() if code is grpc.StatusCode.OK}
@@ -115,7 +115,7 @@ async def test_services_accept_only_their_configured_callers(service: str, folde
 
 
 async def test_refusal_reveals_no_details(folder: Path) -> None:
-    """A refusal contains neither the allowed names nor file names nor messages of libraries."""
+    """A refusal does not contain the allowed names, file names or messages of libraries."""
     async with (
         _serving('model', tls_of(folder, 'model')) as server,
         open_forwarding_channel(server.address, tls=tls_of(folder, 'sampler')) as channel,
@@ -128,14 +128,14 @@ async def test_refusal_reveals_no_details(folder: Path) -> None:
 
 
 async def test_peers_can_be_named_by_dns_name(folder: Path) -> None:
-    """A caller can be trusted by a DNS name of its certificate."""
+    """A DNS name in a caller's certificate can make the caller trusted."""
     async with _serving('model', tls_of(folder, 'model', trusted_peers=('stranger',))) as server:
         assert await _status_of_call(server.address, tls_of(folder, 'stranger')) is grpc.StatusCode.OK
         assert await _status_of_call(server.address, tls_of(folder, 'gateway')) is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_tls_without_client_certificates(folder: Path) -> None:
-    """A service without trusted peers encrypts connections and checks the token only."""
+    """A service without trusted peers encrypts connections and checks only the token."""
     async with _serving('data', tls_of(folder, 'data', trusted_peers=())) as server:
         caller = TlsConfig(ca=folder / 'ca.crt', trusted_peers=())
         assert await _status_of_call(server.address, caller) is grpc.StatusCode.OK
@@ -162,7 +162,7 @@ async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    """New connections get a renewed certificate, but never one from incomplete files, and an open channel continues."""
+    """New connections get a renewed certificate, but not one from incomplete files; open channels continue."""
     make_authority(tmp_path, services=('data', 'gateway'))
     gateway_tls = tls_of(tmp_path, 'gateway')
     async with (
@@ -190,7 +190,7 @@ async def test_channels_are_opened_during_a_renewal(tmp_path: Path) -> None:
 
 
 async def test_caller_presents_its_renewed_certificate(tmp_path: Path) -> None:
-    """An open channel presents the renewed certificate, even through stubs that were created before."""
+    """An open channel presents the renewed certificate, even through stubs that existed before the renewal."""
     make_authority(tmp_path, services=('data', 'gateway'))
     seen: list[bytes] = []
     server = grpc.aio.server(interceptors=[_CertificateRecorder(seen)])

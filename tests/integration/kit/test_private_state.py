@@ -1,4 +1,4 @@
-"""State folders are private to their owner, even if a service is started with a permissive umask."""
+"""State folders are private to their owner, even if a service starts with a permissive umask."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from fixtures.tiers import mostly_slow
 from fixtures.tiny_model import build_tiny_model
 
 CHECKPOINT = 'checkpoint_address=127.0.0.1:1'
-"""Setting with an address at which nothing listens, because no service calls it at the start."""
+"""Setting with an address at which no server listens. No service calls it at the start."""
 SETTINGS = {
     'checkpoint': (),
     'data': (),
@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize('service', mostly_slow(SETTINGS))
 async def test_state_is_readable_by_its_owner_only(service: str, model_dir: Path, tmp_path: Path) -> None:
-    """Each service started as `python -m services.X` with umask 0 creates only private folders and files."""
+    """Each service that starts as `python -m services.X` with umask 0 creates only private folders and files."""
     state_dir = tmp_path / 'state'
     await _run_until_ready(service, state_dir, *(item.format(model=model_dir) for item in SETTINGS[service]))
     created = [state_dir, *state_dir.rglob('*')]

@@ -1,4 +1,4 @@
-"""Tests the RPC server over real sockets: errors, identity, limits, unimplemented methods, and draining."""
+"""Tests of the RPC server over real sockets: errors, identity, limits, unimplemented methods and draining."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ class Servicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self.has_started = asyncio.Event()
 
     async def GetDataset(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Fail as the dataset id requests, or return the tenant."""
+        """Fail in the way that the dataset id selects, or return the tenant."""
         if request.dataset_id == 'bad':
             raise InvalidField('dataset_id', 'must be valid')
         if request.dataset_id == 'full':
@@ -121,7 +121,7 @@ async def _failure(channel: grpc.aio.Channel, dataset_id: str) -> grpc.aio.AioRp
 
 
 async def test_tenant_comes_from_identity_of_the_calling_service() -> None:
-    """A call that a service makes for a tenant is served as that tenant."""
+    """A call that a service makes on behalf of a tenant is served for this tenant."""
     async with _serving() as (_, _, channel):
         with acting_for(ALICE):
             assert (await _get(channel, 'x')).dataset.dataset_id == 'alice'
@@ -145,7 +145,7 @@ async def test_error_inside_a_task_group_is_unwrapped() -> None:
 
 
 async def test_unexpected_error_reveals_only_the_request_id() -> None:
-    """The message and paths of an unknown exception do not reach the caller."""
+    """The message and the paths of an unknown exception do not reach the caller."""
     async with _serving() as (_, _, channel):
         broken = await _failure(channel, 'broken')
         assert broken.code() is grpc.StatusCode.INTERNAL
@@ -243,7 +243,7 @@ async def test_cancelled_stream_closes_its_generator() -> None:
 
 @pytest.mark.parametrize('end', ['cancelled', 'cut', 'stopped'])
 async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A stream that is cancelled, cut off or stopped by the server is logged as CANCELLED, and no error is logged."""
+    """A stream that is cancelled, interrupted or stopped by the server is logged as CANCELLED, without an error."""
     with structlog.testing.capture_logs() as entries:
         async with _serving() as (servicer, server, _), _cut_channel(server) as (proxy, channel):
             stub = dataset_service_pb2_grpc.DatasetServiceStub(channel)
@@ -264,7 +264,7 @@ async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.Log
 
 @asynccontextmanager
 async def _cut_channel(server: RpcServer) -> AsyncIterator[tuple[ByteProxy, grpc.aio.Channel]]:
-    """Provide a channel to the server, and the proxy that can cut it."""
+    """Provide a channel to the server, and the proxy that can interrupt it."""
     proxy = ByteProxy(server.ports[0], is_counting_responses=True)
     address = await proxy.start()
     try:
@@ -274,8 +274,8 @@ async def _cut_channel(server: RpcServer) -> AsyncIterator[tuple[ByteProxy, grpc
         await proxy.stop()
 
 
-async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
-    """A server that drains completes running calls and refuses new ones."""
+async def test_stop_completes_running_calls_and_refuses_new_ones() -> None:
+    """A draining server completes running calls and refuses new ones."""
     async with _serving() as (servicer, server, channel):
         running = asyncio.ensure_future(_get(channel, 'slow'))
         await asyncio.wait_for(servicer.has_started.wait(), 5)
@@ -287,7 +287,7 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
 
 
 async def test_calls_that_a_stopping_server_cancels_can_be_repeated() -> None:
-    """Calls that a stopping server ends fail like calls of a lost connection, even if their status is CANCELLED."""
+    """Calls that a stopping server ends fail like calls on a lost connection, even if their status is CANCELLED."""
     codes = set[grpc.StatusCode]()
     while grpc.StatusCode.CANCELLED not in codes:
         async with _serving() as (servicer, server, channel):
@@ -309,7 +309,7 @@ async def test_health_needs_no_credentials() -> None:
 
 
 async def test_reflection_describes_the_services_without_credentials() -> None:
-    """Programs without generated code list the services, and read the file of one."""
+    """Programs without generated code can list the services and read the file of a service."""
     async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as channel:
         stream: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await stream.write(reflection_pb2.ServerReflectionRequest(list_services=''))
@@ -323,7 +323,7 @@ async def test_reflection_describes_the_services_without_credentials() -> None:
 
 
 async def test_streams_without_credentials_are_limited() -> None:
-    """Streams without credentials have a separate limit, and a stream that is closed allows a new one."""
+    """Streams without credentials have a separate limit; when a stream is closed, a new one is accepted."""
     async with _serving() as (_, server, channel), grpc.aio.insecure_channel(server.address) as unknown:
 
         def watch() -> Any:
@@ -343,7 +343,7 @@ async def test_streams_without_credentials_are_limited() -> None:
 
 
 def test_layers_have_the_documented_order() -> None:
-    """The layers that trace, count, log and map errors come before the layers that refuse calls."""
+    """The layers that trace, count, log and map errors precede the layers that refuse calls."""
     layers = server_layers(InternalAuthenticator(TOKEN), is_supported=bool, default_timeouts={}, message_limit_bytes=1)
     assert [layer.__name__ for layer in layers] == [
         'trace_call',

@@ -15,7 +15,7 @@ MODEL_FOLDERS = {
     'unknown architecture': 'rwkv',
     'not supported by vLLM': "vLLM cannot run this model, but 'engine: torch' may support it: Model architectures",
 }
-"""Words of the message by the state of the model's folder."""
+"""Words of the error message, by the state of the model's folder."""
 
 
 def _make_folder(path: Path, state: str) -> None:

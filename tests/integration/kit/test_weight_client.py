@@ -1,4 +1,4 @@
-"""Tests the client of the checkpoint service with a service that fails or sends damaged data or wrong digests."""
+"""Tests of the checkpoint service's client with a service that fails, or sends damaged data or wrong digests."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -30,7 +30,7 @@ class FakeConfig(ServiceConfig):
 
 
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """A servicer that sends scripted frames and records the requests."""
+    """A servicer that sends scripted frames, and records the requests."""
 
     def __init__(self, *script: Callable[[Any], list[Any]]) -> None:
         self._script = list(script)
@@ -82,7 +82,7 @@ def damaged_chunk(offset: int) -> weights_pb2.WeightFrame:
 
 @asynccontextmanager
 async def client_of(servicer: FakeStreams, *, attempts: int = 3) -> AsyncIterator[WeightClient]:
-    """Serve the fake and yield a client that is connected to it."""
+    """Serve the fake, and yield a client that is connected to it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         servicer,
@@ -112,7 +112,7 @@ async def test_fetch_resumes_at_the_first_missing_byte(attempts: int) -> None:
 
 
 async def test_fetch_never_mixes_two_states() -> None:
-    """If a different state is sent after a broken stream, it is received from its first byte."""
+    """If another state is sent after a broken stream, it is received from its first byte."""
     fake = FakeStreams(
         lambda request: [*frames(STATE)[:3], Draining()],
         lambda request: frames(OTHER, offset=request.offset),
@@ -135,7 +135,7 @@ async def test_fetch_fails_without_progress_and_after_refusals() -> None:
 
 
 async def test_follow_resumes_a_partial_version() -> None:
-    """A partial version is resumed, and the next stream starts after the received version and accepts deltas."""
+    """A partial version is resumed; the next stream starts after the received version and accepts deltas."""
     fake = FakeStreams(
         lambda request: frames(STATE, version=4)[:3],
         lambda request: [*frames(STATE, version=4, offset=request.resume_offset), Draining()],
@@ -159,7 +159,7 @@ async def test_state_with_a_wrong_digest_is_not_returned() -> None:
 
 
 async def test_publish_is_repeated_after_transient_errors() -> None:
-    """A publish is repeated after transient errors and not after other errors."""
+    """A publish is repeated after transient errors, and not after other errors."""
     fake = FakeStreams(lambda request: [Draining()], lambda request: [])
     async with client_of(fake) as client:
         assert (await client.publish_version('ad-1', STATE, version=1)).version == 1

@@ -1,4 +1,4 @@
-"""Tests deltas and shared memory between client and service, and the fallback to plain bytes."""
+"""Tests of deltas and shared memory between client and service, and of the fallback to plain bytes."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ Script = Callable[[Any], list[Any]]
 
 @dataclass
 class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
-    """A servicer that sends scripted frames and records the requests."""
+    """A servicer that sends scripted frames, and records the requests."""
 
     script: list[Script]
     requests: list[Any] = field(default_factory=list[Any])
@@ -66,7 +66,7 @@ class FakeStreams(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Send the next part of the script; the last one stays open."""
+        """Send the next part of the script; the last part stays open."""
         for item in self._next(request):
             yield wire.SubscribeResponse(frame=item)
         if not self.script:
@@ -104,7 +104,7 @@ def _raising(items: list[Any]) -> Any:
 
 @asynccontextmanager
 async def client_of(fake: FakeStreams, segments: Segments | None = None) -> AsyncIterator[WeightClient]:
-    """Serve the fake and yield a client that is connected to it."""
+    """Serve the fake, and yield a client that is connected to it."""
     endpoint = Endpoint(
         wire.DESCRIPTOR.services_by_name['WeightStreamService'],
         fake,
@@ -217,7 +217,7 @@ async def test_different_delta_after_an_interruption_starts_over() -> None:
     ],
 )
 async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_delta: Callable[[], list[Any]]) -> None:
-    """If a delta cannot be applied, the follower requests the version without deltas, and receives it whole."""
+    """If a delta cannot be applied, the follower requests the version without deltas and receives the whole version."""
     fake = FakeStreams(
         [
             lambda request: [*whole(FIRST, 1), *broken_delta()],
@@ -232,7 +232,7 @@ async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_del
 
 
 async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
-    """A delta is resumed at the offset at which a damaged, repeated or misplaced chunk arrived."""
+    """A delta resumes at the offset where a damaged, repeated or misplaced chunk arrived."""
     good = delta(SECOND, 2)
     damaged = weights_pb2.WeightFrame()
     damaged.CopyFrom(good[2])
@@ -251,7 +251,7 @@ async def test_damaged_chunk_of_a_delta_is_requested_again() -> None:
 
 
 async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path) -> None:
-    """The file of a shared state can be opened as long as the state is in use."""
+    """The file of a shared state can be opened while the state is in use."""
     sender, segments = Segments(tmp_path / 'shm'), Segments(tmp_path / 'shm')
     created = sender.create(len(FIRST.data))
     created.data[:] = FIRST.data
@@ -273,7 +273,7 @@ async def test_shared_state_is_mapped_and_its_file_can_be_opened(tmp_path: Path)
 
 @pytest.mark.parametrize('name', ['../secret', '/etc/passwd', 'link', 'missing', 'wrong', 'short'])
 async def test_segment_that_cannot_be_used_is_replaced_by_bytes(tmp_path: Path, name: str) -> None:
-    """An unusable segment is replaced by plain bytes; after two such segments, the client requests no more."""
+    """An unusable segment is replaced by plain bytes; after two such segments, the client requests no segments."""
     folder = tmp_path / 'shm'
     segments = Segments(folder)
     (tmp_path / 'secret').write_bytes(FIRST.data)
@@ -309,7 +309,7 @@ async def test_published_segment_is_removed_after_the_publish(tmp_path: Path) ->
 
 
 async def test_service_on_another_host_receives_bytes(tmp_path: Path) -> None:
-    """A service that refuses a segment receives plain bytes from then on, and no files remain in the folder."""
+    """A service that has refused a segment receives plain bytes, and no files remain in the folder."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [MemoryNotShared()], lambda header: [], lambda header: []])
     async with client_of(fake, segments) as client:
@@ -321,7 +321,7 @@ async def test_service_on_another_host_receives_bytes(tmp_path: Path) -> None:
 
 
 async def test_refused_or_cancelled_publish_leaves_no_segment(tmp_path: Path) -> None:
-    """A refused or cancelled publish leaves no segment behind."""
+    """A refused or cancelled publish leaves no segment."""
     segments = Segments(tmp_path / 'shm')
     fake = FakeStreams([lambda header: [InvalidField('x', 'y')]])
     async with client_of(fake, segments) as client:

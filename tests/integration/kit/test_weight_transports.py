@@ -107,8 +107,8 @@ def test_bytes_arrive_unchanged(kind: type[WeightTransport], size_bytes: int) ->
     sending.result()
 
 
-def test_stranger_is_turned_away_and_the_receiver_is_served(kind: type[WeightTransport]) -> None:
-    """A program without the secret gets no weights and does not prevent the transfer to the receiver."""
+def test_program_without_the_secret_gets_no_weights(kind: type[WeightTransport]) -> None:
+    """A program without the secret gets no weights, and the receiver still gets its transfer."""
     sender = kind(OPTIONS)
     rendezvous = sender.prepare()
     host, _, port = rendezvous.address.rpartition(':')
@@ -123,7 +123,7 @@ def test_stranger_is_turned_away_and_the_receiver_is_served(kind: type[WeightTra
 
 
 def test_only_one_receiver_is_accepted(kind: type[WeightTransport]) -> None:
-    """A second receiver with the secret fails, and the first one gets the weights."""
+    """A second receiver with the secret fails, and the first receiver gets the weights."""
     sender, first = kind(OPTIONS), kind(OPTIONS)
     rendezvous = sender.prepare()
     sending = in_thread(sender.init_process_group, rendezvous)
@@ -142,7 +142,7 @@ def test_only_one_receiver_is_accepted(kind: type[WeightTransport]) -> None:
 
 @pytest.mark.parametrize('lost_side', ['sender', 'receiver'])
 def test_loss_of_the_other_side_in_the_middle_is_an_error(kind: type[WeightTransport], lost_side: str) -> None:
-    """If one side ends after the first piece, the other one fails instead of waiting for the timeout."""
+    """If one side ends after the first piece, the other side fails immediately instead of at the timeout."""
     sender, receiver = kind(OPTIONS), kind(OPTIONS)
     rendezvous = sender.prepare()
     sending = in_thread(sender.init_process_group, rendezvous)
@@ -157,14 +157,14 @@ def test_loss_of_the_other_side_in_the_middle_is_an_error(kind: type[WeightTrans
             receiver.receive_weights(np.zeros(5, np.uint8).data)
     else:
         receiver.close()
-        # The first bytes may still fit into a buffer of the system.
+        # The first bytes may still fit into an operating system buffer.
         with pytest.raises(TransferFailed):
             send_and_finalize(sender, b'again')
     sender.close()
     receiver.close()
 
 
-def test_sender_without_a_receiver_gives_up(kind: type[WeightTransport]) -> None:
+def test_sender_without_a_receiver_fails_after_the_timeout(kind: type[WeightTransport]) -> None:
     """A sender whose receiver never connects fails after the timeout."""
     sender = kind(IMPATIENT)
     with pytest.raises(TransferFailed):
@@ -184,13 +184,13 @@ def test_waiting_sender_can_be_aborted(kind: type[WeightTransport]) -> None:
 
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere', '', '127.0.0.1:99999999', 'host:'])
 def test_unreachable_or_malformed_rendezvous_is_an_error(kind: type[WeightTransport], address: str) -> None:
-    """A receiver fails if the address is malformed, or if no process listens at it."""
+    """A receiver fails if the address is malformed, or if no process listens at the address."""
     with pytest.raises(TransferFailed):
         receive(kind(IMPATIENT), Rendezvous(address, b'secret'), 7)
 
 
 def test_altered_repeated_and_reordered_messages_are_refused() -> None:
-    """A message of the channel is refused if it was changed, repeated, or sent in a different order."""
+    """A message of the channel is refused if it was changed, repeated or reordered."""
     near, far = socket.socketpair()
     honest = PairChannel(far, b'secret', is_listener=False)
     honest.send(b'one')
@@ -210,6 +210,6 @@ def test_altered_repeated_and_reordered_messages_are_refused() -> None:
 
 @pytest.mark.parametrize('name', sorted({'nccl', 'cuda_ipc', 'nixl', 'mooncake'} - USABLE))
 def test_missing_transport_is_refused_by_name(name: str) -> None:
-    """A transport whose library or device is missing is refused with an error that contains its name."""
+    """The error for a transport whose library or device is missing names the transport."""
     with pytest.raises(TransportUnavailable, match=name):
         load_transport(name)

@@ -1,4 +1,4 @@
-"""Batches from the data service train bitwise like inline ones, even after kills of the model service."""
+"""Batches from the data service train bitwise like inline batches, even after kills of the model service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ class Trainer:
         self._base_model = str(base_model)
 
     async def create(self, name: str) -> str:
-        """Create an adapter with `name` as the request id, unless this was done before, and return its id."""
+        """Return the id of the adapter with the request id `name`; create the adapter if necessary."""
         request = adapter_service_pb2.CreateAdapterRequest(
             request_id=name, base_model=self._base_model, lora_config=LORA
         )
@@ -60,7 +60,7 @@ class Trainer:
         return self._training.Execute(_request(adapter_id, number, forward_backward=verb))
 
     async def train(self, adapter_id: str, batches: list[operation_pb2.Batch]) -> list[Any]:
-        """Train on each batch and take a step after it; return all results."""
+        """Train on each batch, with a step after each batch; return all results."""
         results: list[Any] = []
         for index, batch in enumerate(batches):
             verb = operation_pb2.ForwardBackward(batch=batch)
@@ -121,7 +121,7 @@ async def _close(data: RunningData, loader_id: str) -> None:
 async def test_handles_train_like_inline_batches_across_kills(
     data: RunningData, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """Losses, log-probabilities and norms equal those of inline batches, and a repeat needs no loader."""
+    """Losses, log-probabilities and norms equal those of inline batches; a repeat needs no loader."""
     loader_id, cursors, batches = await _open(data, tiny_llama_dir)
     inline = [operation_pb2.Batch(features=batch) for batch in batches]
     (tmp_path / 'model').mkdir()
@@ -175,7 +175,7 @@ async def test_restart_replays_without_the_data_service(
 
 
 async def test_refusals_name_the_problem_of_the_handle(data: RunningData, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Another tenant's loader, a position after the end and a forged cursor are refused with different errors."""
+    """Another tenant's loader, a position after the end and a forged cursor give different errors."""
     loader_id, cursors, _ = await _open(data, tiny_llama_dir)
     end = dataset_pb2.Cursor(consumed_rows=10)
     forged = dataset_pb2.Cursor(consumed_rows=2, state=b'x')

@@ -1,4 +1,4 @@
-"""Three tenants with equal request ids and operation numbers, whose operations share passes."""
+"""Three tenants use equal request ids and operation numbers, and their operations share passes."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ CONFIG = training_config_pb2.TrainingConfig(
 )
 LORA = training_config_pb2.LoraConfig(lora_rank=4, seed=3)
 LENGTHS = {'alice': (30, 7), 'bob': (5,), 'carol': (12, 12, 40)}
-"""Lengths of each tenant's examples. The tenants differ in the number of labels, which is the denominator of a mean."""
+"""Lengths of each tenant's examples. Each tenant has another number of labels, the denominator of its mean."""
 
 
 async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
@@ -43,13 +43,13 @@ async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
 
 @pytest.mark.timeout(180)
 async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Mean losses and gradient norms of each tenant are bitwise those of a service without the other tenants."""
+    """Each tenant's mean losses and gradient norms are bitwise those of a service without the other tenants."""
     alone: dict[str, list[Any]] = {}
     for tenant in LENGTHS:
         async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:
             alone[tenant], _ = await _train(model, tenant)
     shared = 1
-    # Requests that arrive at different times run in different passes, so another run may be necessary.
+    # Requests that arrive at different times run in different passes, so several runs may be necessary.
     for attempt in range(10):
         async with serving_model(tiny_llama_dir, tmp_path / f'shared{attempt}') as model:
             together = await asyncio.gather(*(_train(model, tenant) for tenant in LENGTHS))

@@ -1,4 +1,4 @@
-"""Operations while the disk of the checkpoint service is full."""
+"""Tests of operations while the disk of the checkpoint service is full."""
 
 import resource
 from pathlib import Path
@@ -15,7 +15,7 @@ FULL_BYTES = 1024
 
 
 @pytest.mark.parametrize('verb', mostly_slow(['save', 'publish_version']))
-async def test_save_on_a_full_disk_leaves_its_number_free(tiny_llama_dir: Path, tmp_path: Path, verb: str) -> None:
+async def test_save_on_a_full_disk_does_not_use_its_number(tiny_llama_dir: Path, tmp_path: Path, verb: str) -> None:
     """A save or publication that the disk refuses uses no operation number, and succeeds once there is space."""
     saves = {
         'save': {'save': wire.Save(name='best', is_optimizer_included=True)},
@@ -31,7 +31,7 @@ async def test_save_on_a_full_disk_leaves_its_number_free(tiny_llama_dir: Path, 
             failure = await failure_of(model.execute(adapter_id, 2, **saves[verb]))
             assert (failure.code, failure.reason) == ('UNAVAILABLE', 'STORE_UNAVAILABLE')
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
-            # The number is free for another operation, and the refused one may follow.
+            # Another operation can use the number, and the refused operation can follow.
             await model.result(adapter_id, 2, clip_grad_and_step=wire.ClipGradAndStep(max_grad_norm=0.5))
             result = await model.result(adapter_id, 3, **saves[verb])
             assert result.WhichOneof('outcome') == verb.partition('_')[0]

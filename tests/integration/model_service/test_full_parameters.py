@@ -52,7 +52,7 @@ async def test_base_model_is_trained_exported_and_restored(tmp_path: Path) -> No
 
 
 async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
-    """Each published version is a full model with which a sampler computes bitwise the same log-probabilities."""
+    """Each published version is a complete model, with which a sampler computes bitwise the same log-probabilities."""
     folder = build_tiny_model(tmp_path / 'model')
     sampler = TorchSampler(str(folder))
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
@@ -79,8 +79,8 @@ async def test_published_weights_are_complete_models(tmp_path: Path) -> None:
 async def test_saved_run_continues_bitwise(tmp_path: Path) -> None:
     """A run that loads its checkpoint, and a new run that starts from it, repeat the training bitwise.
 
-    The checkpoint contains the whole model, even if only some weights are trained. A LoRA adapter cannot start from the
-    checkpoint, and a run that trains fewer weights cannot load the optimizer of the checkpoint.
+    The checkpoint contains the complete model, even if only some weights are trained. A LoRA adapter cannot start from
+    this checkpoint, and a run that trains fewer weights cannot load its optimizer.
     """
     folder = build_tiny_model(tmp_path / 'model')
     chosen = {'target_modules': ['mlp', 'embed_tokens']}
@@ -131,7 +131,7 @@ async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_estimate_is_exact_and_allocates_nothing(tmp_path: Path) -> None:
-    """An estimate creates no adapter, and has the parameter count of one created later; excessive sizes are refused."""
+    """An estimate creates no adapter and has the parameter count of a later adapter; excessive sizes are refused."""
     async with serving_model(build_tiny_model(tmp_path / 'model'), tmp_path / 'state') as running:
         request = adapter_service_pb2.EstimateRequest(
             base_model=running.base_model,

@@ -16,7 +16,7 @@ from services.model.domain.errors import AdapterDamaged
 from services.model.domain.journal import Snapshot
 
 LARGE = 20_000
-"""Number of tokens in a batch whose payload is stored as a file."""
+"""Number of tokens of a batch whose payload is stored in a file."""
 NAMES = ('ad-1', 'ad-2')
 
 
@@ -42,7 +42,7 @@ async def _killed(folder: Path) -> Path:
 
 
 async def _content(journal: SqliteJournal, name: str) -> object:
-    """Return everything that a restore of an adapter reads, or 'damaged' if the adapter is reported as damaged."""
+    """Return everything that the restore of an adapter reads, or 'damaged' if the adapter is reported as damaged."""
     if name in await journal.damaged_adapters():
         return 'damaged'
     try:
@@ -55,7 +55,7 @@ async def _content(journal: SqliteJournal, name: str) -> object:
     except AdapterDamaged:
         return 'damaged'
     state = None if snapshot.state is None else [bytes(tensor.data) for tensor in snapshot.state.adapter.values()]
-    # An older snapshot gives the same adapter after replaying more operations.
+    # From an older snapshot, replaying more operations gives the same adapter.
     return repr((known[name], steps, record)), state, values, snapshot.sequence_number
 
 
@@ -78,7 +78,7 @@ async def _outcome(folder: Path, undamaged: dict[str, object]) -> str:
 
 @pytest.mark.slow
 async def test_damage_to_any_file_of_a_journal_is_reported_or_has_no_effect(tmp_path: Path):
-    """The journal with any damaged file refuses to open, reports the adapter, or returns what was recorded."""
+    """If any file is damaged, the journal refuses to open, reports the adapter, or returns the recorded content."""
     killed = await _killed(tmp_path)
     work = tmp_path / 'work'
     shutil.copytree(killed, work)
@@ -99,11 +99,11 @@ async def test_damage_to_any_file_of_a_journal_is_reported_or_has_no_effect(tmp_
 
 
 async def test_a_journal_that_lost_transactions_is_refused_until_the_loss_is_accepted(tmp_path: Path):
-    """A journal whose damaged log lost transactions opens only if the loss is accepted, and then without them."""
+    """A journal whose damaged log has lost transactions opens only if the loss is accepted."""
     killed = await _killed(tmp_path)
     log = killed / 'journal.sqlite-wal'
     content = bytearray(log.read_bytes())
-    # The damage is in the first frame, so SQLite drops all later frames as well.
+    # The damage is in the first frame, so SQLite drops all later frames too.
     content[1000] ^= 1
     log.write_bytes(content)
     with pytest.raises(JournalRefused, match=r'lost its last \d+ transactions: journal.sqlite-wal .* accept_data_loss'):

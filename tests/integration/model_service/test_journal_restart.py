@@ -1,4 +1,4 @@
-"""Restarts of the real engine with a journal on disk during training, and checks of a journal by the replay tool."""
+"""Restarts of the real engine during training with a journal on disk, and checks of a journal by the replay tool."""
 
 import shutil
 import sqlite3

@@ -60,7 +60,7 @@ async def _train(training: Any, adapter_id: str, numbers: range) -> list[Any]:
 
 @pytest.mark.slow
 async def test_kill_while_parking_saves_the_adapter_once(tiny_llama_dir, tmp_path):
-    """An adapter is saved once and continues bitwise, although two kills of the service interrupt the parking."""
+    """An adapter is saved once and continues bitwise, although two kills interrupt its parking."""
     (tmp_path / 'model').mkdir()
     async with serving(tmp_path / 'checkpoint') as checkpoints:
         settings = {

@@ -83,12 +83,12 @@ async def test_streams_of_two_tenants_share_passes(fake):
 
 
 async def test_a_step_runs_before_a_long_queue_of_batches(fake):
-    """A tenant's step runs next, although another tenant has sent fifty large batches before."""
+    """A tenant's step runs next, although another tenant has sent fifty large batches before it."""
     busy = [(await fake.create(request_id=f'r{index}')).adapter_id for index in range(50)]
     quick = (await fake.create(tenant='carol')).adapter_id
     fake.trainer.gate.clear()
     calls = [call(fake, busy[0], 1, **train(0, 500))]
-    # The other batches wait only if this batch runs first.
+    # The other batches are in the queue only once this batch runs.
     await until(fake, busy[0], 1, RUNNING)
     calls += [call(fake, adapter_id, 1, **train(index, 500)) for index, adapter_id in enumerate(busy[1:], 1)]
     await asyncio.gather(*(until(fake, adapter_id, 1, QUEUED) for adapter_id in busy[1:]))
@@ -131,7 +131,7 @@ def rate_of(verb):
 
 
 async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
-    """A full queue refuses a call, or lets it wait if the request allows waiting; other tenants are not affected."""
+    """A full queue refuses a call, or keeps it waiting if the request allows this; other tenants are not affected."""
     async with serving_fake(tmp_path, queue=QueueLimits(operation_count=3, request_bytes=1 << 20)) as fake:
         adapter_id, foreign = (await fake.create()).adapter_id, (await fake.create(tenant='bob')).adapter_id
         fake.trainer.gate.clear()
@@ -153,7 +153,7 @@ async def test_overload_is_refused_with_a_retry_time_or_waits(tmp_path):
 
 
 async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
-    """A cancelled operation frees its number, but an operation in its last pass completes despite the cancellation."""
+    """A cancelled operation frees its number; an operation in its last pass completes despite the cancellation."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     fake.trainer.gate.clear()
     running = call(fake, busy, 1, **train())
@@ -180,7 +180,7 @@ async def test_a_cancelled_operation_fails_and_frees_its_number(fake):
 
 
 async def test_a_long_operation_is_cancelled_between_its_passes(fake):
-    """A cancelled operation of several passes ends after its current one, frees its number and changes nothing."""
+    """A cancelled operation of several passes ends after its current pass, frees its number and changes nothing."""
     adapter_id = (await fake.create()).adapter_id
     fake.trainer.pass_tokens = 64
     before = await fake.trainer.snapshot(adapter_id)
@@ -201,7 +201,7 @@ async def test_a_long_operation_is_cancelled_between_its_passes(fake):
 
 
 async def test_watcher_receives_every_result_until_the_deletion(fake):
-    """A watcher receives all results in order, first from the record, until the adapter is deleted."""
+    """A watcher receives all results in order, beginning with recorded ones, until the adapter is deleted."""
     adapter_id = (await fake.create()).adapter_id
     for number in (1, 2, 3):
         await fake.result(adapter_id, number, lr_step=LR_STEP)
@@ -221,7 +221,7 @@ async def test_watcher_receives_every_result_until_the_deletion(fake):
 
 
 async def test_shutdown_closes_watches_and_completes_operations(fake):
-    """A shutdown closes watches with an error, and completes running and waiting operations within the grace time."""
+    """A shutdown closes watches with an error; within the grace time, running and waiting operations complete."""
     busy, adapter_id = (await fake.create(request_id='r1')).adapter_id, (await fake.create(request_id='r2')).adapter_id
     request = training_service_pb2.WatchOperationsRequest(adapter_id=busy)
     watch = aiter(fake.training.WatchOperations(request, metadata=as_tenant('alice')))

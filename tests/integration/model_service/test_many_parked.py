@@ -1,4 +1,4 @@
-"""Many more adapters than fit in memory."""
+"""Tests with many more adapters than fit into memory."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ BATCH = forward_backward([draw_example(8)])
 
 @pytest.mark.slow
 async def test_three_hundred_adapters_train_with_memory_for_sixteen(tiny_llama_dir, tmp_path):
-    """The engine holds up to sixteen adapters, equal training gives equal results, and listing adapters loads none."""
+    """The engine holds at most sixteen adapters, equal training gives equal results, and a list loads no adapter."""
     async with serving_model(tiny_llama_dir, tmp_path, max_resident_adapters=RESIDENT) as model:
         maximum = 0
 

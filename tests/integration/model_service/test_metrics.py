@@ -25,7 +25,7 @@ def _values() -> dict[str, float]:
 
 
 async def test_operations_are_measured(service: Any) -> None:
-    """The metrics count rows and adapters of passes, tokens and times of verbs, and writes of the journal."""
+    """The metrics count the rows and adapters of passes, the tokens and times of verbs, and the journal's writes."""
     adapter = await service.create()
     before, journal = _values(), metric('twinkle_journal_written_bytes_total', kind='row')
     writes = metric('twinkle_journal_write_seconds_count')

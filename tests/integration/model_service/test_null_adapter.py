@@ -1,4 +1,4 @@
-"""An adapter that was never trained gives the results of the base model in the model service."""
+"""An untrained adapter in the model service gives the results of the base model."""
 
 import asyncio
 from pathlib import Path

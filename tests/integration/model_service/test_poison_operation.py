@@ -1,4 +1,4 @@
-"""A model service that is killed whenever it runs a certain operation refuses that operation, and serves all others."""
+"""A model service that an operation kills whenever it runs refuses this operation and serves all others."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from twinkle.api.model.v1 import operation_pb2
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 POISON = 3
-"""Number of the operation during which the process is killed, at first and in each replay."""
+"""Number of the operation during which the process is killed, first when it runs and then in each replay."""
 KILLS = [
     # The fifth operation of the program below is computed and durable, but its outcome is not.
     Kill(failpoint='operation.answered', count=5),
@@ -42,7 +42,7 @@ async def _check(client: PersistentClient) -> None:
 
 @pytest.mark.parametrize('on_mesh', [False, True], ids=['one process', 'mesh'])
 async def test_operation_killed_in_each_replay_fails(tiny_llama_dir: Path, tmp_path: Path, *, on_mesh: bool) -> None:
-    """An operation fails after two kills during its replay, and later results equal those of runs without it."""
+    """An operation fails after two kills during its replay; later results equal those of runs without it."""
     async with killed_model(tiny_llama_dir, tmp_path, KILLS, on_mesh=on_mesh) as (service, channel):
         await _check(PersistentClient(channel, str(tiny_llama_dir)))
         assert [(kill.failpoint, kill.count) for kill in service.deaths] == [
@@ -60,7 +60,7 @@ STATE_VERBS: dict[str, Any] = {
     'publish': {'publish_version': operation_pb2.PublishVersion()},
     'load': {},
 }
-"""Verbs that call the checkpoint service; `load` reads the checkpoint that the program saves."""
+"""Verbs that call the checkpoint service. `load` reads the checkpoint that the program saves."""
 
 
 async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tuple[str, str, str, list[Any]]:
@@ -77,7 +77,7 @@ async def _prepare(culprit: PersistentClient, innocent: PersistentClient) -> tup
 
 
 async def _check_innocent(client: PersistentClient, adapter_id: str, results: list[Any]) -> None:
-    """Continue training the adapter whose work causes no kill, and compare all its results with an undisturbed run."""
+    """Continue training the adapter that causes no kill, and compare all its results with a run without kills."""
     results += await client.train_and_step(adapter_id, range(3, 7))
     reference = await client.create('undisturbed')
     assert await client.train_and_step(reference, range(1, 7)) == results
@@ -101,7 +101,7 @@ async def test_state_verb_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp
 
 
 async def test_creation_killed_in_each_attempt_fails(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A creation fails after three kills, other creations succeed, and another tenant's results stay bitwise equal."""
+    """A creation fails after three kills; other creations succeed, and another tenant's results are bitwise equal."""
     async with killed_model(tiny_llama_dir, tmp_path, ATTEMPT_KILLS) as (service, channel):
         clients = [PersistentClient(channel, str(tiny_llama_dir), tenant=tenant) for tenant in ('mallory', 'alice')]
         culprit, innocent, _, results = await _prepare(*clients)

@@ -1,4 +1,4 @@
-"""Invalid input over the wire: status, reason and field of the refusal, and unchanged state."""
+"""Invalid input over the network: status, reason and field of the refusal, and unchanged state."""
 
 import math
 
@@ -17,21 +17,21 @@ GOOD = forward_backward([draw_example()])
 
 
 def broken(field, tensor):
-    """Return forward_backward over two examples, with this tensor in the second example."""
+    """Return forward_backward for two examples, with this tensor in the second example."""
     verb = forward_backward([draw_example(), draw_example(12, 1)])
     getattr(verb.batch.features.features[1], field).CopyFrom(tensor)
     return {'forward_backward': verb}
 
 
 def extra(name, values):
-    """Return forward_backward over one example with an extra tensor."""
+    """Return forward_backward for one example with an extra tensor."""
     verb = forward_backward([draw_example()])
     verb.batch.features.features[0].extra_tensors[name].CopyFrom(tensor_to_proto(values))
     return {'forward_backward': verb}
 
 
 def example(**fields):
-    """Return forward_backward over one example with the given fields replaced."""
+    """Return forward_backward for one example with the given fields replaced."""
     return {'forward_backward': forward_backward([{**draw_example(), **fields}])}
 
 
@@ -161,7 +161,7 @@ BAD_OPERATIONS = {
 }
 
 
-async def test_bad_operations_are_refused_and_leave_their_number_free(service):
+async def test_bad_operations_are_refused_and_do_not_use_their_number(service):
     """An invalid operation is refused with the expected reason and field; the adapter and its number are unchanged."""
     adapter_id = (await service.create()).adapter_id
     for name, (verb, reason, field) in BAD_OPERATIONS.items():
@@ -177,7 +177,7 @@ async def test_bad_operations_are_refused_and_leave_their_number_free(service):
 
 
 async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
-    """The refusal of a batch above the token limit contains its size and the limit, and the number stays free."""
+    """The error for a batch above the token limit has its size and the limit, and its number is not used."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_tokens=20) as service:
         adapter_id = (await service.create()).adapter_id
         large = forward_backward([draw_example(12), draw_example(9)])
@@ -188,7 +188,7 @@ async def test_a_batch_above_the_limit_is_too_large(tiny_llama_dir, tmp_path):
 
 
 async def test_a_batch_with_too_many_examples_is_refused(tiny_llama_dir, tmp_path):
-    """A batch with too many examples is refused, the error names the field, and the operation's number stays free."""
+    """The error for a batch with too many examples names the field, and the operation's number is not used."""
     async with serving_model(tiny_llama_dir, tmp_path, max_batch_examples=2) as service:
         adapter_id = (await service.create()).adapter_id
         many = forward_backward([draw_example()] * 3)
@@ -234,7 +234,7 @@ BAD_ADAPTERS = {
 
 @pytest.mark.parametrize('name', BAD_ADAPTERS)
 async def test_bad_adapters_are_refused(service, name):
-    """An invalid request creates no adapter, and its request id stays free."""
+    """An invalid request creates no adapter, and its request id is not used."""
     fields, reason, field = BAD_ADAPTERS[name]
     request = {'request_id': 'r1', 'base_model': service.base_model, **fields}
     call = service.adapters.CreateAdapter(
@@ -280,7 +280,7 @@ async def test_adapter_of_another_tenant_is_not_found(service):
 
 
 async def test_order_repeats_and_gaps(service):
-    """A repeat returns the recorded result, a different operation with its number is refused, and a gap fails."""
+    """A repeat returns the recorded result, another operation with its number is refused, and a gap fails."""
     adapter_id = (await service.create()).adapter_id
     first = await service.result(adapter_id, 1, forward_backward=GOOD)
     repeated = await service.result(adapter_id, 1, forward_backward=GOOD)
@@ -297,7 +297,7 @@ async def test_order_repeats_and_gaps(service):
 
 
 async def test_failed_verb_uses_its_number(service):
-    """A step without a gradient fails, and the failure is recorded under its number."""
+    """A step without a gradient fails, and the failure is recorded with its number."""
     adapter_id = (await service.create()).adapter_id
     for _ in range(2):
         failure = await failure_of(service.execute(adapter_id, 1, step=operation_pb2.Step()))
@@ -305,7 +305,7 @@ async def test_failed_verb_uses_its_number(service):
     await service.result(adapter_id, 2, forward_backward=GOOD)
 
 
-async def test_configuration_changes_completely_or_not_at_all(service):
+async def test_configuration_changes_are_atomic(service):
     """If one setting is refused, the other settings of the change have no effect."""
     adapter_id = (await service.create()).adapter_id
     change = training_config_pb2.TrainingConfig(
@@ -336,7 +336,7 @@ async def test_a_refused_operation_of_a_stream_fails_alone(service):
 
 
 async def test_only_services_can_watch_adapters(service):
-    """A client may not watch; a service receives the existing adapters, the synced marker and then the changes."""
+    """A client may not watch. A service receives the existing adapters, the synced marker and then changes."""
     request = adapter_service_pb2.WatchAdaptersRequest()
     refused = await failure_of(service.adapters.WatchAdapters(request, metadata=as_tenant('alice')))
     assert refused.code == 'PERMISSION_DENIED'

@@ -1,4 +1,4 @@
-"""Starts of the model service that are refused with a message and without a traceback."""
+"""Tests of starts of the model service that are refused with a message and without a traceback."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from benchmarks.standalone_model import running_model
 
 
 def _refusal(state_dir: Path, base_model: Path) -> str:
-    """Start the service on a state folder, and return what it prints to stderr before it exits with status 1."""
+    """Start the service with a state folder, and return its stderr after it exits with status 1."""
     words = {'base_model': base_model, 'state_dir': state_dir, 'checkpoint_address': '127.0.0.1:1'}
     arguments = [word for name, value in words.items() for word in ('--set', f'{name}={value}')]
     done = subprocess.run(
@@ -37,7 +37,7 @@ def test_adapters_of_a_different_base_model_are_refused(tmp_path: Path, tiny_lla
 
 @pytest.mark.slow
 def test_unwritable_journal_is_reported_with_the_cause(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """A journal that cannot be opened as a database is reported with its folder and the cause."""
+    """If a journal cannot be opened as a database, the message has its folder and the cause."""
     (tmp_path / 'journal' / 'journal.sqlite').mkdir(parents=True)
     message = _refusal(tmp_path, tiny_llama_dir)
     assert str(tmp_path) in message

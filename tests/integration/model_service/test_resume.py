@@ -1,4 +1,4 @@
-"""Resuming a run from a checkpoint, with a new adapter after a restart, and loads without the optimizer."""
+"""A run resumes from a checkpoint with a new adapter after a restart, or loads it without the optimizer."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ async def test_another_adapter_continues_a_run_after_a_restart(tiny_llama_dir, t
 
 
 async def test_cursor_is_loaded_only_with_the_optimizer(service):
-    """A load returns a saved cursor only with the optimizer; a load of the weights alone keeps the step count."""
+    """Only a load with the optimizer returns a saved cursor; a load of the weights alone keeps the step count."""
     adapter = await service.create(lora_config=LORA)
     await train(service, adapter.adapter_id, BATCHES[:1], first=1)
     paths = []
@@ -84,7 +84,7 @@ async def test_cursor_is_loaded_only_with_the_optimizer(service):
 
 
 async def test_a_cursor_without_an_optimizer_is_refused(service):
-    """A save with a cursor but no optimizer is refused, the error names the field, and the number stays free."""
+    """The error for a save with a cursor but no optimizer names the field, and the number is not used."""
     adapter = await service.create(lora_config=LORA)
     with pytest.raises(grpc.aio.AioRpcError, match='consumed_train_samples') as refusal:
         await service.execute(adapter.adapter_id, 1, save=wire.Save(name='a', consumed_train_samples=3))
@@ -93,7 +93,7 @@ async def test_a_cursor_without_an_optimizer_is_refused(service):
 
 
 async def test_load_discards_a_pending_forward(service):
-    """A load discards a pending Forward, so the following Backward fails, and training continues."""
+    """A load discards a pending Forward, so a following Backward fails, and training continues."""
     adapter = await service.create(lora_config=LORA)
     saved = await service.result(adapter.adapter_id, 1, save=wire.Save(name='begin'))
     await service.result(adapter.adapter_id, 2, forward=wire.Forward(batch=forward_backward(BATCHES[0]).batch))

@@ -78,7 +78,7 @@ async def test_experts_survive_a_restart(tmp_path: Path) -> None:
     ],
 )
 async def test_wrong_experts_are_refused_by_name(tmp_path: Path, change, problem: str) -> None:
-    """Experts of a wrong shape, out of range or listed twice are refused, and the error names their field."""
+    """The error for experts of a wrong shape, out of range or listed twice names their field."""
     folder = build_mixture(tmp_path / 'mixture')
     async with serving_model(folder, tmp_path) as model:
         adapter_id = (await model.create(lora_config=LORA)).adapter_id
@@ -91,7 +91,7 @@ async def test_wrong_experts_are_refused_by_name(tmp_path: Path, change, problem
 
 
 async def test_dense_model_refuses_experts(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A base model without experts refuses given experts and the request to return them."""
+    """A base model without experts refuses given experts, and the request to return experts."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         adapter_id = (await model.create()).adapter_id
         experts = [np.zeros((len(feature['input_ids']), 1, 1), np.uint8) for feature in FEATURES]

@@ -1,4 +1,4 @@
-"""The spans of an operation show its queue, its pass and its journal write, with the content of the operation."""
+"""The spans of an operation show its time in the queue, its pass and its journal write, with its content."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def _only(spans: list[SpanRecord], name: str) -> SpanRecord:
 
 
 async def test_spans_of_an_operation_have_content(service: Any, tmp_path: Path) -> None:
-    """The spans are children of the operation's span, lie within it, and have its verb, adapter and tokens."""
+    """The spans are children of the operation's span, lie inside it, and have its verb, adapter and tokens."""
     adapter_id = (await service.create()).adapter_id
     with tracing_to(tmp_path / 'spans'):
         trace_id = await _traced(service, adapter_id, 1, forward_backward=forward_backward(BATCH))
@@ -53,7 +53,7 @@ async def test_spans_of_an_operation_have_content(service: Any, tmp_path: Path) 
 
 
 async def test_only_faults_of_the_server_mark_its_spans_as_failed(service: Any, tmp_path: Path) -> None:
-    """A refused request leaves the server span without an error; the status names the refusal."""
+    """A refused request does not mark the server span as an error; the status names the refusal."""
     with tracing_to(tmp_path / 'spans'), _tracer.start_as_current_span('client') as span:
         headers: dict[str, str] = {}
         propagate.inject(headers)

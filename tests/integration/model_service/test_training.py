@@ -1,4 +1,4 @@
-"""Training over the wire gives the same results as the engine in process."""
+"""Training through the service gives the same results as the engine in this process."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ async def train(service, adapter_id, batches, *, first=1):
 
 
 async def test_results_over_the_wire_are_bitwise_equal(service, tiny_llama_dir):
-    """Losses, log-probabilities and published weights are bitwise those of the engine in process."""
+    """Losses, log-probabilities and published weights are bitwise those of the engine in this process."""
     engine, expected = train_in_process(tiny_llama_dir)
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, adapter.adapter_id, BATCHES)
@@ -86,7 +86,7 @@ async def test_receipts_and_metrics_describe_the_operations(service):
 
 
 async def test_the_default_loss_is_the_sum(service):
-    """The defaults are AdamW and the sum of the cross-entropy."""
+    """The default optimizer is AdamW, and the default loss is the sum of the cross-entropy."""
     adapter = await service.create()
     assert adapter.training_config.optimizer.name == 'AdamW'
     assert adapter.training_config.loss.reduction == training_config_pb2.LOSS_REDUCTION_SUM
@@ -97,7 +97,7 @@ async def test_the_default_loss_is_the_sum(service):
 
 
 async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
-    """An adapter created from a checkpoint with its optimizer has bitwise the same losses as the uninterrupted run."""
+    """An adapter from a checkpoint with its optimizer has bitwise the losses of the uninterrupted run."""
     engine, expected = train_in_process(tiny_llama_dir)
     first = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, first.adapter_id, BATCHES[:2])
@@ -118,7 +118,7 @@ async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
 
 
 async def test_load_replaces_the_weights(service):
-    """Loading a checkpoint restores the loss of its weights."""
+    """Loading a checkpoint restores the loss that its weights give."""
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     forward = operation_pb2.ForwardOnly(batch=batch_of(BATCHES[0]))
     before = await service.result(adapter.adapter_id, 1, forward_only=forward)
@@ -178,7 +178,7 @@ async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
 
 
 async def test_concurrent_adapters_train_bitwise_as_separately(service, tiny_llama_dir):
-    """Two tenants that train at the same time get bitwise the losses of the engine in process."""
+    """Two tenants that train at the same time get bitwise the losses of the engine in this process."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []
     for tenant in ('alice', 'bob'):

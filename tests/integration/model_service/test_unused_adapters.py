@@ -28,7 +28,7 @@ ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 
 
 class ShiftedClock(SystemClock):
-    """The clock of the system, ahead by a time that a test changes."""
+    """The system clock, ahead by a duration that a test changes."""
 
     lead = timedelta()
 
@@ -61,7 +61,7 @@ def _bytes_of(tensors: Mapping[str, TensorData], *, prefix: str = '') -> dict[st
 
 
 async def test_removed_adapter_continues_bitwise_from_its_checkpoint(tiny_llama_dir, tmp_path):
-    """An unused adapter is saved and removed, and its checkpoint contains bitwise the weights and the optimizer."""
+    """An unused adapter is saved and removed; its checkpoint contains bitwise the weights and the optimizer."""
     clock = ShiftedClock()
     async with serving_model(tiny_llama_dir, tmp_path, clock=clock, parked_adapter_days=30) as running:
         adapter_id = await _train(running)

@@ -36,7 +36,7 @@ async def learn(model, adapter_id: str, *, first: int, steps: int) -> list[list[
 
 
 def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
-    """Take the same steps with the library in process; return the padded values."""
+    """Take the same steps with the library in this process; return the padded values."""
     model = MultiLoraTransformersModel(str(folder))
     model.add_adapter_to_model('critic', LoraConfig(r=4, seed=3))
     model.set_loss('PPOValueLoss')
@@ -68,7 +68,7 @@ async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path:
 
 
 async def test_critic_continues_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """An adapter that loads a checkpoint has bitwise the values of the saved run; repeats return recorded values."""
+    """An adapter that loads a checkpoint has bitwise the saved run's values; repeats return recorded values."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         before = await learn(model, first, first=1, steps=3)

@@ -66,7 +66,7 @@ async def logprobs_of(service, adapter_id: str, number: int) -> list[bytes]:
 
 
 async def test_uploaded_batch_trains_like_an_inline_one(service):
-    """A resumed upload is the same batch as an inline one, so the operation with the inline batch is a repeat."""
+    """A resumed upload is the same batch as an inline batch, so the operation with the inline batch is a repeat."""
     adapter_id = (await service.create()).adapter_id
     data = batch_of(BATCH).features.SerializeToString(deterministic=True)
     first = await service.training.UploadBatch(parts(data, end=150), metadata=ALICE)
@@ -110,7 +110,7 @@ async def test_wrong_sha256_is_refused_with_its_field(service, fields, reason, f
 
 
 async def test_upload_is_private_to_its_tenant(service):
-    """A tenant cannot use another tenant's upload, and the number of the refused operation stays free."""
+    """A tenant cannot use another tenant's upload, and the refused operation does not use its number."""
     data = batch_of(BATCH).features.SerializeToString()
     await service.training.UploadBatch(parts(data), metadata=ALICE)
     adapter_id = (await service.create(tenant='bob')).adapter_id
@@ -132,14 +132,14 @@ async def test_upload_is_private_to_its_tenant(service):
     ],
 )
 async def test_hostile_upload_is_refused(service, messages, reason):
-    """Each malformed or damaged upload is refused with its reason."""
+    """The error for each malformed or damaged upload has its reason."""
     data = batch_of(BATCH).features.SerializeToString()
     failure = await failure_of(service.training.UploadBatch(iter(messages(data)), metadata=ALICE))
     assert failure.reason == reason
 
 
 async def test_damaged_chunk_is_reported_with_its_offset(service):
-    """The refusal of a damaged chunk contains its offset, and earlier chunks are stored."""
+    """The error for a damaged chunk contains the chunk's offset, and earlier chunks are stored."""
     data = batch_of(BATCH).features.SerializeToString()
     messages = list(parts(data))
     messages[2].chunk.data = b'x' * 100
@@ -150,7 +150,7 @@ async def test_damaged_chunk_is_reported_with_its_offset(service):
 
 
 async def test_extra_tensors_are_used_by_their_loss(service):
-    """A distillation loss uses the teacher's top tokens, and an operation without them is refused."""
+    """A distillation loss uses the teacher's top tokens; an operation without them is refused."""
     config = training_config_pb2.TrainingConfig(
         loss=training_config_pb2.LossConfig(name='GKDLoss'),
     )
@@ -166,7 +166,7 @@ async def test_extra_tensors_are_used_by_their_loss(service):
 
 
 async def test_policy_loss_keeps_its_scaling(service):
-    """A loss whose reduction is fixed can be set by its name, and a mean reduction is refused for it."""
+    """A loss with a fixed reduction can be set by its name; a mean reduction is refused for this loss."""
     adapter_id = (await service.create()).adapter_id
     loss = training_config_pb2.LossConfig(name='GRPOLoss')
     verb = operation_pb2.Configure(training_config=training_config_pb2.TrainingConfig(loss=loss))
@@ -239,7 +239,7 @@ async def test_effective_parameter_groups_are_reported(service):
 
 
 async def test_step_reports_its_layers_on_request(service):
-    """A step returns finite statistics of every adapted layer only on request."""
+    """A step returns finite statistics of every adapted layer, but only on request."""
     adapter_id = (await service.create()).adapter_id
     await service.result(adapter_id, 1, forward_backward=forward_backward(BATCH))
     response = await service.result(
@@ -252,7 +252,7 @@ async def test_step_reports_its_layers_on_request(service):
 
 
 async def test_undo_restores_the_weights_bitwise(service):
-    """Undoing two steps restores the log-probabilities bitwise; going back further is refused."""
+    """Undoing two steps restores the log-probabilities bitwise; undoing more steps is refused."""
     adapter_id = (await service.create()).adapter_id
     before = await logprobs_of(service, adapter_id, 1)
     for number in (2, 4):
@@ -267,7 +267,7 @@ async def test_undo_restores_the_weights_bitwise(service):
 
 
 async def test_watch_resumes_after_a_number(service):
-    """A watch resumes after a sequence number, and another tenant's watch is refused."""
+    """A watch resumes after a sequence number; another tenant's watch is refused."""
     adapter_id = (await service.create()).adapter_id
     for number in range(1, 4):
         await service.result(adapter_id, number, zero_grad=operation_pb2.ZeroGrad())
@@ -284,7 +284,7 @@ async def test_watch_resumes_after_a_number(service):
 
 
 async def test_waiting_operation_is_reported_and_can_be_cancelled(service):
-    """An operation whose predecessor is missing is queued, and cancelling it frees its number."""
+    """An operation whose predecessor is missing is queued; cancelling it frees its number."""
     adapter_id = (await service.create()).adapter_id
     waiting = asyncio.ensure_future(failure_of(service.execute(adapter_id, 2, zero_grad=operation_pb2.ZeroGrad())))
     record = training_service_pb2.GetOperationRequest(adapter_id=adapter_id, sequence_number=2)
@@ -318,7 +318,7 @@ async def test_estimate_creates_no_adapter(service):
 
 
 async def test_the_adapters_of_a_session_are_listed_by_it(service):
-    """Each adapter reports its session, and the pages of a session's list contain only the adapters of that session."""
+    """Each adapter reports its session, and the list of a session contains only the session's adapters."""
     for index in range(3):
         session_id = 'ss-1' if index < 2 else 'ss-2'
         request = adapter_service_pb2.CreateAdapterRequest(
@@ -338,7 +338,7 @@ async def test_the_adapters_of_a_session_are_listed_by_it(service):
 
 
 async def test_versions_of_a_deleted_adapter_leave_the_checkpoint_service(service):
-    """The versions of a deleted adapter are deleted with their folders, and the versions of other adapters stay."""
+    """A deleted adapter's versions are deleted with their folders; other adapters' versions stay."""
     versions = version_service_pb2_grpc.VersionServiceStub(service.checkpoints.channel)
     adapter_ids = [(await service.create(request_id=name)).adapter_id for name in ('deleted', 'kept')]
     for adapter_id in adapter_ids:

@@ -37,7 +37,7 @@ def test_adapters_of_experts_have_the_digest_of_one_process(tmp_path: Path) -> N
 
 
 def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the record of each mesh, after checking that all ranks have the digest of one process."""
+    """Check that all ranks have the digest of one process, and return the record of each mesh."""
     done = run_ranks(mesh_digests.__file__, model_dir, mesh_count, count=count)
     assert done.returncode == 0, done.stderr[-4000:]
     records = map(json.loads, done.stdout.splitlines())
@@ -51,7 +51,7 @@ def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tupl
 
 @pytest.mark.slow
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:
-    """Two processes train two batches and one process trains the third, with bitwise the results of one process."""
+    """Two processes train two batches, then one process trains the third, with bitwise the results of one process."""
     (alone,), _ = _train(model_dir, tmp_path / 'alone', range(3), count=1)
     ranks, log = _train(model_dir, tmp_path / 'shared', range(2), count=2)
     (resumed,), _ = _train(model_dir, tmp_path / 'shared', range(2, 3), count=1)
@@ -67,14 +67,14 @@ def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path
     for rank in ranks:
         first, second = rank['difference']
         assert 'temperature=2.0' in first
-        assert second == first, 'processes whose calls differ do not continue'
-    assert log.count('trained') == 1, 'only the first process logs information'
+        assert second == first, 'processes whose calls differ have continued'
+    assert log.count('trained') == 1, 'not exactly one process has logged information'
     one, two = (next((tmp_path / name).rglob('adapter_model.safetensors')) for name in ('alone', 'shared'))
     assert one.read_bytes() == two.read_bytes()
 
 
 def _train(model_dir: Path, folder: Path, batches: range, *, count: int) -> tuple[list[dict[str, Any]], str]:
-    """Train some batches in `count` processes; return the record of each process, and the log."""
+    """Train some batches in `count` processes; return each process's record, and the log."""
     folder.mkdir(exist_ok=True)
     done = run_ranks(torchrun_user_program.__file__, model_dir, folder, batches.start, batches.stop, count=count)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -26,7 +26,7 @@ REFUSALS = {
 
 
 def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
-    """Losses, norms and gradients agree within rounding, and a repeated run on the same mesh is bitwise equal.
+    """Losses, norms and gradients agree within rounding; a repeated run on the same mesh is bitwise equal.
 
     Each rank holds its share of weights, gradients and moments. The meshes are one process, three ranks with uneven
     shares, and two replicas of two shards. A checkpoint that is loaded on another mesh has bitwise equal weights, and

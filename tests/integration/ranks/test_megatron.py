@@ -21,9 +21,9 @@ from twinkle.model import TransformersModel
 
 pytestmark = pytest.mark.timeout(300)
 MESHES_PROGRAM = str(ROOT / 'tests' / 'fixtures' / 'megatron_meshes.py')
-"""Path of a program that this process must not import, because the import of Megatron-core warns."""
+"""Path of a program that this process must not import, because importing Megatron-core causes warnings."""
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
-"""Maximum relative differences from `PackedCausalLM`; a gradient is compared by its largest element."""
+"""Maximum relative differences from `PackedCausalLM`; gradients are compared by their largest element."""
 
 
 @pytest.fixture(scope='module')
@@ -45,13 +45,13 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
     a loss that fails. The gradient of an adapter is bitwise the same in a separate pass and in a shared pass.
     """
     found = _checked_meshes(model_dir)
-    # The share exceeds a quarter, because the embedding and the output head are on every stage.
+    # The share exceeds a quarter, because every stage has the embedding and the output head.
     assert found['pp x tp']['held'] < 0.4
 
 
 @pytest.mark.slow
 def test_tensor_ranks_divide_experts(tmp_path: Path) -> None:
-    """A mixture whose experts are divided, and adapters of these experts, give the results of one process.
+    """A mixture of experts with divided experts, and adapters of these experts, give the results of one process.
 
     Some of the adapters have rows that all use the same experts.
     """
@@ -61,7 +61,7 @@ def test_tensor_ranks_divide_experts(tmp_path: Path) -> None:
 
 
 def _checked_meshes(model_dir: Path, *names: str) -> dict[str, Any]:
-    """Check the results of the named meshes, by default all; return the output of the program by mesh."""
+    """Check the results of the named meshes, by default of all; return the program's output by mesh."""
     done = run_ranks(MESHES_PROGRAM, model_dir, *names, count=4)
     assert done.returncode == 0, done.stderr[-4000:]
     found = {line['mesh']: line for line in map(json.loads, done.stdout.splitlines())}
@@ -79,14 +79,14 @@ def _checked_meshes(model_dir: Path, *names: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_path: Path) -> None:
-    """An adapter that four processes train with Megatron is loaded by peft, and resumed by one process."""
+    """An adapter that four processes train with Megatron can be loaded by peft, and resumed by one process."""
     done = run_ranks(megatron_user_program.__file__, model_dir, tmp_path, count=4)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads((tmp_path / f'rank-{rank}.json').read_text()) for rank in range(4)]
-    assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in tp read the same examples'
-    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in tp have equal results'
+    assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in tp have read different examples'
+    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in tp have different results'
     assert all('must pass the same examples' in rank['refusal'] for rank in found)
-    assert all('only on one rank' in rank['failure'] for rank in found), 'all ranks report the failure of one rank'
+    assert all('only on one rank' in rank['failure'] for rank in found), 'not all ranks report the failure of one rank'
     example = megatron_user_program.EXAMPLE
     plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_p
 
 @pytest.mark.slow
 def test_real_model_on_three_tensor_ranks() -> None:
-    """A model with nine heads and three key-value heads gives, on three ranks, the results of one process.
+    """A model with nine heads and three key-value heads gives the results of one process on three ranks.
 
     Rounding differences grow over its thirty layers, even without tensor ranks (docs/LOG.md).
     """

@@ -1,4 +1,4 @@
-"""Each adapter's gradient and optimizer state are on one rank, and results stay those of one process."""
+"""Each adapter's gradient and optimizer state are on one rank, and results equal those of one process."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_owners_share_the_optimizer_states_and_change_no_result(tmp_path: Path) 
     """Runs that continue on a different number of ranks have the digest of one process.
 
     The runs include refused batches and steps, deleted and parked adapters, and an optimizer that fails in a step.
-    Each adapter's moments and gradient are on one rank, and the ranks own about equal numbers of parameters.
+    Each adapter's moments and gradient are on one rank, and all ranks own similar numbers of parameters.
     """
     done = run_ranks(owned_adapters.__file__, build_tiny_model(tmp_path, family='qwen3'), count=4)
     assert done.returncode == 0, done.stderr[-4000:]

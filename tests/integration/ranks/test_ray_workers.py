@@ -1,4 +1,4 @@
-"""Components in Ray workers behave as in the process of the program."""
+"""Components in Ray workers behave as in the program's own process."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results that the program on Ray writes, by name."""
+    """Results that the program on Ray has written, by name."""
     directory = tmp_path_factory.mktemp('ray')
     model_dir, results = build_tiny_model(directory / 'model', family='qwen3'), directory / 'results.json'
     done = run_ranks(ray_program.__file__, model_dir, results, count=1)
@@ -36,7 +36,7 @@ def test_samplers_in_workers_share_the_prompts(found: dict[str, Any]) -> None:
 
 
 def test_methods_divide_arguments_and_combine_results(found: dict[str, Any]) -> None:
-    """Methods of a custom component run in both workers, as configured for each method."""
+    """Methods of a custom component run in both workers, as each method is configured."""
     assert found['added'] == [11, 12, 13]
     assert found['added_none'] == []
     assert found['total'] == {'total': 6}
@@ -55,7 +55,7 @@ def test_loader_in_a_worker_yields_whole_batches(found: dict[str, Any]) -> None:
 
 
 def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> None:
-    """Errors of constructors and methods are raised in the program, and unsuitable placements are refused."""
+    """Errors of constructors and methods are raised in the program; unsuitable placements are refused."""
     refusals = found['refusals']
     assert refusals['constructor'] == 'ValueError: amount must be at least 0, got -1'
     assert refusals['group'].startswith("ValueError: Adder: unknown group 'absent'")
@@ -66,13 +66,13 @@ def test_errors_reach_the_program_with_their_types(found: dict[str, Any]) -> Non
 
 
 def test_lost_worker_ends_its_group(found: dict[str, Any]) -> None:
-    """A call during which a worker is killed raises WorkersLost, and so do later calls."""
+    """A call during which a worker is killed raises WorkersLost, and later calls raise it too."""
     assert found['refusals']['crash'].startswith("WorkersLost: a worker of group 'other' ended")
     assert found['refusals']['after the crash'].startswith('WorkersLost')
 
 
 def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
-    """The placement report has a line for each process, including the program, and marks the groups that were lost."""
+    """The placement report has a line for each process, including the program, and marks lost groups."""
     assert 'model: 2 workers on cpu' in found['placement']
-    assert found['placement'].count(' process ') == 3, 'two workers of the group, and the program'
+    assert found['placement'].count(' process ') == 3, 'there are not three processes: two workers and the program'
     assert 'lost' in found['placement'].partition('other: 2 workers')[2]

@@ -1,4 +1,4 @@
-"""Tests that a trainer on several processes passes the contract suite, and ends if an adapter differs on a process."""
+"""A trainer on several processes passes the contract suite, and ends if an adapter differs between processes."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ REFUSALS = {
     'tp': 'full-parameter training does not support layers divided by tp or pp',
     'pp': 'full-parameter training does not support layers divided by tp or pp',
 }
-"""Error with which each axis refuses full-parameter training; empty if the axis supports it."""
+"""Error of each axis for full-parameter training; empty if the axis supports it."""
 
 
 @pytest.mark.parametrize('axis', REFUSALS)
 @pytest.mark.slow
 def test_a_mesh_fulfils_the_contract_of_one_process(axis: str) -> None:
-    """All contract tests of trainers pass on each mesh, except that some axes refuse full-parameter training."""
+    """All contract tests of trainers pass on each mesh; some axes refuse full-parameter training instead."""
     done = run_ranks(trainer_contract.__file__, f'{{"{axis}_size": 2}}', count=2)
     failed = re.findall(r'FAILED \S+::(\w+)', done.stdout)
     assert ' passed' in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
@@ -39,7 +39,7 @@ def test_a_mesh_fulfils_the_contract_of_one_process(axis: str) -> None:
 
 @pytest.mark.slow
 def test_processes_whose_adapters_differ_end(tmp_path: Path) -> None:
-    """If an adapter differs on one process, the processes end at the next snapshot instead of continuing."""
+    """If an adapter differs on one process, the processes end at the next snapshot."""
     done = run_ranks(different_ranks.__file__, build_tiny_model(tmp_path), count=2)
     assert done.returncode
     assert 'equal snapshot' in done.stdout

@@ -18,9 +18,9 @@ from twinkle.model import TransformersModel
 
 pytestmark = pytest.mark.timeout(300)
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-7, 1e-6
-"""Maximum relative differences from one process; a gradient is compared by its largest element."""
+"""Maximum relative differences from one process; gradients are compared by their largest element."""
 HALF_LOSS_TOLERANCE, HALF_GRADIENT_TOLERANCE = 2e-2, 5e-2
-"""Maximum relative differences in bfloat16, where a gradient is compared by its norm."""
+"""Maximum relative differences in bfloat16, where gradients are compared by their norm."""
 
 
 @pytest.fixture(scope='module')
@@ -49,8 +49,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_bits_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
-    """Two meshes with equally many row ranks have one digest, and agree with one process within rounding.
+def test_results_depend_only_on_the_number_of_row_ranks(model_dir: Path) -> None:
+    """Two meshes with equal numbers of row ranks have one digest, and agree with one process within rounding.
 
     The digest includes five losses, dropout, accumulation, a value head, an adapter of the output head, split calls and
     a loss that fails. The gradient of an adapter is bitwise the same in a separate pass and in a shared pass.
@@ -106,14 +106,14 @@ def _check_close(line: dict[str, Any], *, is_half: bool = False) -> None:
 
 @pytest.mark.slow
 def test_program_saves_an_adapter_for_every_other_trainer(model_dir: Path, tmp_path: Path) -> None:
-    """An adapter that four processes train is loaded by peft, and resumed by one process."""
+    """An adapter that four processes train can be loaded by peft, and resumed by one process."""
     done = run_ranks(row_ranks_program.__file__, model_dir, tmp_path, count=4)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads((tmp_path / f'rank-{rank}.json').read_text()) for rank in range(4)]
-    assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in ulysses read the same examples'
-    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in ulysses have equal results'
+    assert [rank['sizes'] for rank in found] == [[4, 4]] * 4, 'ranks that differ in ulysses read different examples'
+    assert found[0]['logps'] == found[1]['logps'], 'ranks that differ in ulysses have different results'
     assert all('must pass the same examples' in rank['refusals']['examples'] for rank in found)
-    assert all('only on one rank' in rank['refusals']['loss'] for rank in found), 'all ranks report the failure'
+    assert all('only on one rank' in rank['refusals']['loss'] for rank in found), 'not all ranks report the failure'
     assert all('does not support ulysses_size' in rank['refusals']['full parameters'] for rank in found)
     example = row_ranks_program.EXAMPLE
     plain = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation='eager')

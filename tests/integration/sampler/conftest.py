@@ -1,4 +1,4 @@
-"""Engines for tests of samplers. The tests that use the fixture `vllm_engine` share one engine of vLLM."""
+"""Engines for tests of samplers. All tests with the fixture `vllm_engine` share one vLLM engine."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ SEQUENCES = 32
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """The reference engine, which runs as many sequences at once as the engine of vLLM."""
+    """The reference engine, which runs as many sequences at once as the vLLM engine."""
     engine = make_torch_engine(tiny_llama_dir, max_sequences=SEQUENCES, max_batch_tokens=512)
     yield engine
     await engine.close()
@@ -23,7 +23,7 @@ async def torch_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
 
 @pytest_asyncio.fixture(scope='session', loop_scope='session')
 async def shared_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """Engine of vLLM that is started once for all tests."""
+    """Engine of vLLM that starts once for all tests."""
     engine = await make_vllm_engine(tiny_llama_dir, max_num_seqs=SEQUENCES)
     yield engine
     await engine.close()
@@ -31,7 +31,7 @@ async def shared_vllm_engine(tiny_llama_dir: Path) -> AsyncIterator[SamplerEngin
 
 @pytest_asyncio.fixture(loop_scope='session')
 async def vllm_engine(shared_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """Shared engine of vLLM without loaded versions."""
+    """Shared vLLM engine without loaded versions."""
     loan = Loan(shared_vllm_engine, whole_weights(tiny_llama_dir, 0))
     yield loan
     await loan.give_back()

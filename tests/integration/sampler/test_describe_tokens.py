@@ -1,4 +1,4 @@
-"""DescribeTokens over a socket."""
+"""Tests of DescribeTokens over a socket."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 async def test_tokens_are_described_in_order(tmp_path: Path) -> None:
-    """Each token is described by its bytes and by whether it is special."""
+    """The description of each token has its bytes and states whether the token is special."""
     async with serving_sampler(FakeSamplerEngine(), FakeWeightSource(), tmp_path) as sampler:
         request = wire.DescribeTokensRequest(base_model='tiny', token_ids=ints([27, 1, 28]))
         answer = await sampler.stub.DescribeTokens(request, metadata=tenant('alice'))
@@ -24,7 +24,7 @@ async def test_tokens_are_described_in_order(tmp_path: Path) -> None:
     [('tiny', [], 'INVALID_FIELD'), ('tiny', [-1], 'INVALID_FIELD'), ('other', [1], 'BASE_MODEL_NOT_FOUND')],
 )
 async def test_invalid_requests_are_refused(tmp_path: Path, base_model: str, token_ids: list[int], reason: str) -> None:
-    """A request without tokens or with a negative token is invalid, and another base model is not found."""
+    """A request without tokens or with a negative token is invalid; another base model is not found."""
     async with serving_sampler(FakeSamplerEngine(), FakeWeightSource(), tmp_path) as sampler:
         request = wire.DescribeTokensRequest(base_model=base_model, token_ids=ints(token_ids))
         failure = await failure_of(sampler.stub.DescribeTokens(request, metadata=tenant('alice')))

@@ -1,4 +1,4 @@
-"""A sampler that serves one full-parameter run, behind the real checkpoint service."""
+"""A sampler that serves one full-parameter run from a real checkpoint service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.sampler import TorchSampler
 
-# The timeout of the first test on vLLM includes the start of the engine, which may take minutes.
+# The first test's timeout on vLLM includes the start of the engine, which may take minutes.
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 
 ALICE, BOB = tenant('alice'), tenant('bob')
@@ -60,7 +60,7 @@ async def answer_of(both: Published, **fields: int) -> Answer:
 
 
 async def scores(both: Published, version: int, tokens: list[int]) -> list[float]:
-    """Return the log-probabilities of the tokens after the prompt under one exact version."""
+    """Return the log-probabilities of the tokens after the prompt, under exactly one version."""
     request = wire.ComputeLogprobsRequest(base_model='tiny', adapter=run_ref(exact=version), token_ids=[ints(tokens)])
     answer = await both.sampler.stub.ComputeLogprobs(request, metadata=ALICE)
     return numbers(answer.sequences[0].logprobs)[len(PROMPT) :]
@@ -90,7 +90,7 @@ def greedy(model: Path, version: int) -> list[int]:
 
 
 async def test_each_version_samples_with_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Tokens equal those of transformers with the published weights; scores on torch are bitwise the library's."""
+    """Tokens equal those of transformers with the published weights; on torch, scores are bitwise the library's."""
     async with following(real_engine, tmp_path) as both:
         assert await refusal(both, run_ref(0.05)) == 'VERSION_NOT_READY'
         for version in (1, 2):
@@ -127,7 +127,7 @@ async def test_other_requests_are_refused(torch_engine, tiny_llama_dir: Path, tm
 
 
 async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """The weights are not replaced while a request uses them, and a request for the new version waits."""
+    """The weights are not replaced while a request uses them; a request for the new version waits."""
     async with following(real_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         request = sample_request(run_ref(), params={'temperature': 0.0, 'max_tokens': 64})
@@ -146,13 +146,13 @@ async def test_running_request_keeps_its_weights(real_engine, tiny_llama_dir: Pa
 
 
 async def yield_leased_version(versions, choice: AdapterChoice):
-    """Yield the number of the version that a choice selects, and keep the version in use until the generator ends."""
+    """Yield the number of the selected version, and keep the version in use until the generator ends."""
     async with versions.lease(ALICE_SERVICE, choice) as version:
         yield version.key.version
 
 
 async def test_adapter_version_of_a_full_run_is_refused(torch_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A LoRA version of the run is refused, and the old version serves until the next version of the whole model."""
+    """A LoRA version of the run is refused; the old version is served until the next full-parameter version."""
     async with following(torch_engine, tmp_path) as both:
         await publish(both, tiny_llama_dir, 1)
         before = await answer_of(both)

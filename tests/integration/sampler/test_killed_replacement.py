@@ -1,4 +1,4 @@
-"""A sampler of a full-parameter run is killed while its base model is replaced: no response mixes two versions.
+"""A sampler of a full-parameter run is killed while its base model is replaced. No response mixes two versions.
 
 The sampler is a real process on the torch engine. A client sends requests continuously, across kills and restarts.
 Every response that it receives, complete or interrupted, must belong to a single version.
@@ -43,7 +43,7 @@ RUN = whole_publisher.RUN
 TOKENS = 24
 """Number of tokens of each response."""
 SEEDS = 8
-"""Number of distinct responses per version; repeated responses are scored only once."""
+"""Number of different responses per version; equal responses are scored only once."""
 CLOSE, FAR = 1e-4, 1e-2
 """Two computations for one version differ by less than CLOSE; another version or a mixture differs by more than FAR."""
 
@@ -76,7 +76,7 @@ class Oracle:
         return scores_of(self.of_version(version), tokens)
 
     def mixture(self, old: int, new: int, count: int) -> TorchSampler:
-        """Return a sampler with the first `count` weights of `new` and the others of `old`."""
+        """Return a sampler with the first `count` weights of `new` and all other weights of `old`."""
         arrays = load_file(self._model / 'model.safetensors')
         tensors = {
             name: TensorData.from_numpy(array * np.float32(factor_of(new if index < count else old)))
@@ -132,7 +132,7 @@ class Deployment:
         assert await process.wait() == -signal.SIGKILL
 
     async def start_sampler(self, armed: str = '') -> SamplerProcess:
-        """Start the next process of the sampler, and return it."""
+        """Start the next sampler process, and return it."""
         self.sampler = await SamplerProcess.start(self.folder / 'sampler', self.settings, armed=armed)
         return self.sampler
 
@@ -180,7 +180,7 @@ class Deployment:
 
 PARAMS = {'temperature': 0.0, 'max_tokens': TOKENS}
 QUICK = (('grpc.initial_reconnect_backoff_ms', 50), ('grpc.max_reconnect_backoff_ms', 200))
-"""Channel options for a quick reconnect."""
+"""Channel options for a fast reconnect."""
 
 
 async def start_checkpoint(folder: Path, address: str) -> ServiceProcess:
@@ -190,7 +190,7 @@ async def start_checkpoint(folder: Path, address: str) -> ServiceProcess:
 
 @asynccontextmanager
 async def deployed(folder: Path, model: Path) -> AsyncIterator[Deployment]:
-    """Yield a deployment with a checkpoint service; all running processes are killed at the end."""
+    """Yield a deployment with a checkpoint service; at the end, all running processes are killed."""
     checkpoint = await start_checkpoint(folder, f'127.0.0.1:{free_port()}')
     settings: dict[str, object] = {
         'listen': f'127.0.0.1:{free_port()}',
@@ -212,7 +212,7 @@ async def deployed(folder: Path, model: Path) -> AsyncIterator[Deployment]:
 
 @asynccontextmanager
 async def sending_requests(deployment: Deployment) -> AsyncIterator[None]:
-    """Let the client send requests within this block."""
+    """Send the client's requests during this block."""
     task = asyncio.create_task(deployment.send_requests())
     try:
         yield
@@ -229,7 +229,7 @@ def check_version(answer: Answer, version: int, oracle: Oracle) -> None:
 
 
 def check_received(deployment: Deployment, oracle: Oracle, versions: Sequence[int]) -> None:
-    """Check that each response belongs to one version: the reported one, or any one if no version was reported."""
+    """Check that each response belongs to one version: the reported version, or any version if none was reported."""
     assert deployment.received
     for received in deployment.received:
         tokens = tuple(received.tokens)
@@ -248,7 +248,7 @@ def failpoints_of(model: Path) -> list[str]:
 
 
 async def test_mixture_of_versions_is_detected(tiny_llama_dir: Path) -> None:
-    """A mixture of two versions, and the original model, score clearly differently from both versions."""
+    """The scores of a mixture of two versions, and of the original model, differ clearly from those of both."""
     oracle, tokens = Oracle(tiny_llama_dir), tuple(range(50, 50 + TOKENS))
     count = len(load_file(tiny_llama_dir / 'model.safetensors'))
     mixtures = [oracle.mixture(1, 2, new_count) for new_count in (1, count // 2, count - 1)]
@@ -303,7 +303,7 @@ async def test_restarted_sampler_needs_the_checkpoint_service(tiny_llama_dir: Pa
 
 @pytest.mark.slow
 async def test_partially_published_version_is_never_served(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A version that a killed process published partially is never served."""
+    """A version that a killed process has published partially is never served."""
     oracle = Oracle(tiny_llama_dir)
     async with deployed(tmp_path, tiny_llama_dir) as deployment:
         await deployment.publish(1)

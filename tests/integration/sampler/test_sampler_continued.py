@@ -1,4 +1,4 @@
-"""Requests continued by another sampler: nothing is lost or repeated, and only services may continue a request."""
+"""Requests that another sampler continues: no token is lost or repeated, and only services may continue a request."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -82,7 +82,7 @@ class Delivered:
 
 @pytest.mark.parametrize('ref', [None, EXACT], ids=['base', 'adapter'])
 async def test_stream_continues_on_another_sampler_with_the_same_result(samplers, ref):
-    """A stream that is interrupted at different events is completed by the second sampler with the same result."""
+    """If a stream is interrupted at different events, the second sampler completes it with the same result."""
     one, two = samplers
     params = {'max_tokens': 8, 'seed': 5, 'sample_count': 2, 'stop_strings': ['th'], 'presence_penalty': 0.5}
     responses = [response async for response in one.stub.Sample(sample_request(ref, params=params), metadata=CLIENT)]

@@ -1,4 +1,4 @@
-"""A sampler in the fleet of a real gateway over loopback: it joins, reports its versions, and drains on request."""
+"""A sampler in a real gateway's fleet over loopback: it joins, reports its versions, and drains on request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -51,7 +51,7 @@ class Member:
 
 @asynccontextmanager
 async def member(gateway: RunningGateway, folder: Path) -> AsyncIterator[Member]:
-    """Create a sampler in the fleet of `gateway`; it serves while `Member.serve` runs."""
+    """Create a sampler in the fleet of `gateway`; the sampler serves while `Member.serve` runs."""
     config = SamplerConfig(
         base_model='tiny',
         state_dir=folder,
@@ -96,7 +96,7 @@ class Fleet:
         self._metadata = metadata
 
     async def until(self, predicate: Any) -> wire.Replica | None:
-        """Return the first sampler that satisfies `predicate`, or None if a replica leaves first or the stream ends."""
+        """Return the first sampler that matches `predicate`, or None if a replica leaves first or the stream ends."""
         call = self._stub.WatchFleet(wire.WatchFleetRequest(), metadata=self._metadata)
         try:
             async for event in call:
@@ -123,7 +123,7 @@ async def fleet(gateway: RunningGateway) -> Fleet:
 
 
 async def test_sampler_joins_and_reports_its_versions(gateway, fleet, tmp_path):
-    """The fleet shows the model, the engine, the capacity and the resident versions of a sampler."""
+    """The fleet shows a sampler's model, engine, capacity and resident versions."""
     async with member(gateway, tmp_path / 'sampler') as sampler, serving(sampler):
         replica = await fleet.until(lambda replica: replica.state == wire.REPLICA_STATE_READY)
         assert (replica.engine, list(replica.base_models)) == ('torch', ['tiny'])
@@ -158,7 +158,7 @@ async def test_drained_sampler_finishes_its_streams_and_leaves(gateway, fleet, t
 
 @pytest.mark.parametrize('version', [{}, {'exact': 2}, {'at_least': 2}], ids=['newest', 'exact', 'at least'])
 async def test_replacement_waits_for_the_version_of_the_lost_sampler(gateway, fleet, tmp_path, version):
-    """Requests wait until the replacement of a lost sampler has the current version, and are answered with it."""
+    """Requests wait until the replacement of a lost sampler has the current version, and then get this version."""
     stub = sampler_service_pb2_grpc.SamplerServiceStub(gateway.channel)
     request = sample_request(sampling_pb2.AdapterRef(adapter_id='ad-1', **version))
     async with member(gateway, tmp_path / 'lost') as lost, serving(lost):

@@ -1,4 +1,4 @@
-"""Many streams and large batches: memory stays bounded and every request finishes exactly once."""
+"""Many streams and large batches: memory is bounded and every request finishes exactly once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ async def test_slow_readers_keep_memory_bounded(engine):
         await anext(stream)
     while engine.load.running_sequences < STREAMS or engine.step_rows:
         await engine.abort('unknown')
-    # One step may add an event to a full buffer, and the reader has read one.
+    # One step may add an event to a full buffer, and the reader has read one event.
     assert engine.buffered_events <= STREAMS * (MAILBOX + 1)
     remaining = [[event async for event in stream] for stream in streams[:20]]
     # 40 token events and the last event; the prompt event was read before.
@@ -72,7 +72,7 @@ async def test_slow_readers_keep_memory_bounded(engine):
 
 
 async def test_thousand_streams_finish(sampler):
-    """A thousand streams all finish and leave no buffered events, although most have to wait for a slot."""
+    """A thousand streams finish and leave no buffered events, although most must wait for a slot."""
     calls = [
         sampler.stub.Sample(sample_request(params={'max_tokens': 4, 'seed': number}), metadata=ALICE)
         for number in range(PROMPTS)

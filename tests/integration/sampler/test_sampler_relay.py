@@ -1,4 +1,4 @@
-"""Versions relayed by samplers over loopback: a chain of samplers, and the failure of a sampler in it."""
+"""Samplers relay versions over loopback: a chain of samplers, and the failure of a sampler in the chain."""
 
 import asyncio
 import socket
@@ -43,7 +43,7 @@ class Node:
         return engine
 
     async def sample(self, version: int) -> int:
-        """Sample from at least `version`, and return the version that was used."""
+        """Sample from version `version` or newer, and return the used version."""
         ref = sampling_pb2.AdapterRef(adapter_id='ad-1', at_least=version)
         ref.wait_timeout.FromTimedelta(timedelta(seconds=60))
         answer = await read_answer(self.running.stub.Sample(sample_request(ref), metadata=ALICE))
@@ -64,7 +64,7 @@ async def node(
     segments: Segments | None = None,
     devices: Devices | None = None,
 ) -> Node:
-    """Start a sampler, which fetches weights from `relay` if a relay is given."""
+    """Start a sampler that fetches weights from `relay`, if a relay is given."""
     stack = AsyncExitStack()
     sources = WeightSources(checkpoint_address, segments=segments, devices=devices)
     stack.push_async_callback(sources.close)
@@ -80,20 +80,20 @@ async def node(
 
 @pytest.fixture
 async def checkpoint(tmp_path: Path) -> AsyncIterator[Running]:
-    """The service to which versions are published."""
+    """The checkpoint service, which a trainer publishes to."""
     async with serving(tmp_path / 'checkpoint', ring_capacity=8) as running:
         yield running
 
 
 @asynccontextmanager
 async def running_chain(first: str, others: str, folder: Path, *, way: str) -> AsyncIterator[list[Node]]:
-    """Run three samplers in a chain: each fetches weights from the previous one.
+    """Run three samplers in a chain; each fetches weights from the previous one.
 
     Args:
         first: Address of the checkpoint service for the first sampler.
         others: Address of the checkpoint service for the other two samplers.
         folder: Folder for the state of the samplers.
-        way: Way in which weights are exchanged: `bytes`, `shared` memory, or `gloo` between samplers.
+        way: How weights are transferred: `bytes`, `shared` memory, or `gloo` between samplers.
     """
     segments = Segments(folder / 'segments') if way == 'shared' else None
     devices = Devices(DevicesConfig(names=('gloo',), min_bytes=1)) if way == 'gloo' else None
@@ -109,13 +109,13 @@ async def running_chain(first: str, others: str, folder: Path, *, way: str) -> A
 
 @pytest.fixture(params=['bytes', 'shared', 'gloo'])
 async def chain(request: pytest.FixtureRequest, checkpoint: Running, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Three samplers that all reach the checkpoint service, for each way of exchanging weights."""
+    """Three samplers that can all reach the checkpoint service, for each way of transferring weights."""
     async with running_chain(checkpoint.address, checkpoint.address, tmp_path, way=request.param) as nodes:
         yield nodes
 
 
 def check_weights(item: Node, version: int) -> None:
-    """Check that an engine's weights of a version equal the published ones."""
+    """Check that an engine's weights of a version equal the published weights."""
     loaded = item.engine.loaded[VersionKey(AdapterKey('alice', 'ad-1'), version)]
     for name, tensor in lora_tensors(version).items():
         assert bytes(loaded.tensors[name].data) == bytes(tensor.data)
@@ -145,7 +145,7 @@ async def test_relay_failure_loses_no_version(chain, checkpoint):
 
 
 async def test_silent_relay_is_abandoned(checkpoint, tmp_path):
-    """A silent relay is abandoned after the timeout `patience`, and its connection is closed."""
+    """A silent relay is not used after the timeout `patience`, and its connection is closed."""
     sources = WeightSources(checkpoint.address, patience=timedelta(seconds=0.05))
     with socket.create_server(('127.0.0.1', 0)) as silent:
         sources.use_relay(f'127.0.0.1:{silent.getsockname()[1]}')
@@ -167,7 +167,7 @@ def _read_to_end(listener: socket.socket) -> None:
 
 
 async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
-    """A sampler that is assigned a different relay, or none, continues to receive new versions."""
+    """A sampler that is assigned another relay, or none, continues to receive new versions."""
     await publish(checkpoint, 1)
     assert await chain[2].sample(1) == 1
     for version, address in ((2, ''), (3, chain[0].running.address), (4, UNREACHABLE), (5, '')):
@@ -177,7 +177,7 @@ async def test_fleet_assigns_another_relay_to_a_sampler(chain, checkpoint):
 
 
 async def test_weights_are_relayed_only_for_their_tenant(chain, checkpoint):
-    """A service that calls for another tenant cannot fetch the weights."""
+    """A service that calls on behalf of another tenant cannot fetch the weights."""
     await publish(checkpoint, 1)
     await chain[0].sample(1)
     channel = open_channel(chain[0].running.address)

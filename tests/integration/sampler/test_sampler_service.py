@@ -38,7 +38,7 @@ LONG = {'max_tokens': 480}
 
 @pytest.fixture(params=['fake', 'torch'])
 async def engine(request: pytest.FixtureRequest, tiny_llama_dir: Path) -> AsyncIterator[SamplerEngine]:
-    """The fake engine in one run of a test, and the torch engine in the other."""
+    """The fake engine and the torch engine; each test runs with both."""
     created: SamplerEngine
     if request.param == 'fake':
         created = FakeSamplerEngine(max_sequences=2)
@@ -57,7 +57,7 @@ async def sampler(engine: SamplerEngine, tmp_path: Path) -> AsyncIterator[Runnin
 
 
 async def test_stream_has_prompt_tokens_and_final_events(sampler):
-    """A stream has the prompt first, then tokens, and one final event with version spans per sequence."""
+    """A stream has the prompt, then tokens, and one final event per sequence with version spans."""
     params = {'seed': 1, 'sample_count': 2, 'top_logprob_count': 2}
     answer = await read_answer(sampler.stub.Sample(sample_request(params=params), metadata=ALICE), 2)
     assert numbers(answer.prompt.token_ids) == PROMPT
@@ -102,7 +102,7 @@ async def test_expired_call_leaves_the_engine(sampler):
 
 
 async def test_aborted_stream_ends_with_its_stop_reason(sampler):
-    """An aborted stream ends with the stop reason ABORT; only its tenant can abort it, and only while it runs."""
+    """An aborted stream ends with the stop reason ABORT. Only its tenant can abort it, and only while it runs."""
     request = sample_request(request_id='mine', params=LONG)
     call = sampler.stub.Sample(request, metadata=ALICE)
     await anext(aiter(call))
@@ -190,7 +190,7 @@ async def test_scores_are_those_of_the_prompt(sampler):
 
 
 async def test_pause_refuses_new_calls_and_keeps_running_ones(sampler):
-    """A paused engine refuses new calls with a retryable error, and running streams continue after resuming."""
+    """A paused engine refuses new calls with a retryable error; running streams continue after the pause."""
     call = sampler.stub.Sample(sample_request(params={'max_tokens': 200, 'seed': 4}), metadata=ALICE)
     await anext(aiter(call))
     denied = await failure_of(sampler.stub.Pause(wire.PauseRequest(), metadata=ALICE))
@@ -221,7 +221,7 @@ async def test_full_queue_of_a_tenant_refuses_only_this_tenant(sampler):
     """A tenant's full queue refuses its next request, while another tenant's request waits."""
     await sampler.engine.pause()
     request = sample_request(params={'max_tokens': 2})
-    # Four requests are admitted, twice as many as the engine runs at once, and three fill the queue of the tenant.
+    # Four requests are admitted, twice as many as the engine runs at once; three fill the tenant's queue.
     calls = [sampler.stub.Sample(request, metadata=ALICE) for _ in range(7)]
     reading = [asyncio.ensure_future(read_answer(call)) for call in calls]
     is_queue_full = False
@@ -276,7 +276,7 @@ async def test_invalid_sample_request_is_refused_with_its_field(sampler, fields,
 
 
 async def test_invalid_requests_of_other_methods_are_refused_with_their_field(sampler):
-    """Invalid requests of the other methods are refused, and the error names the field."""
+    """The error for an invalid request to any other method names the field."""
     stub = sampler.stub
     good, bad = sampling_pb2.Prompt(token_ids=ints(PROMPT)), sampling_pb2.Prompt(token_ids=ints([999]))
     scores = wire.ComputeLogprobsRequest(base_model='tiny', token_ids=[ints(PROMPT), ints([999])])
@@ -311,7 +311,7 @@ async def test_sampling_needs_its_scope(sampler):
 
 
 async def test_prefix_cache_is_reset_by_operators(sampler):
-    """An operator can reset the prefix cache and gets the number of dropped tokens."""
+    """An operator can reset the prefix cache, and receives the number of dropped tokens."""
     answer = await sampler.stub.ResetPrefixCache(wire.ResetPrefixCacheRequest(), metadata=OPERATOR)
     assert answer.dropped_token_count == 0
 
@@ -354,7 +354,7 @@ async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
 
 
 async def test_sleep_is_for_operators(sampler):
-    """A key without the scope `operator` may not put the engine to sleep or wake it up."""
+    """A key without the scope `operator` can neither put the engine to sleep nor wake it up."""
     for call in (
         sampler.stub.Sleep(wire.SleepRequest(), metadata=ALICE),
         sampler.stub.WakeUp(wire.WakeUpRequest(), metadata=ALICE),

@@ -1,4 +1,4 @@
-"""Samples with adapter versions from the real checkpoint service report the version of every token."""
+"""Samples with adapter versions from a real checkpoint service report the version of every token."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ ALICE, BOB = tenant('alice'), tenant('bob')
 
 
 def wait(seconds: float) -> duration_pb2.Duration:
-    """Convert seconds to the time for which a request waits for its version."""
+    """Return the waiting time of a request for its version, from seconds."""
     return duration_pb2.Duration(nanos=int(seconds * 1e9) % 10**9, seconds=int(seconds))
 
 
@@ -85,7 +85,7 @@ async def sampler(engine: TorchEngine, checkpoint: Running, tmp_path: Path) -> A
 
 
 def serving_at(address: str, engine: TorchEngine, tmp_path: Path) -> Any:
-    """Return a context in which a sampler serves with weights from the checkpoint service at `address`."""
+    """Return a context in which a sampler serves weights from the checkpoint service at `address`."""
 
     async def open_sampler(stack: AsyncExitStack) -> RunningSampler:
         channel = open_channel(address)
@@ -112,7 +112,7 @@ class _ExitStackContext:
 
 
 def expected_logprobs(model: PackedCausalLM, version: int, tokens: list[int]) -> list[float]:
-    """Return the log-probability of each new token under that version, computed by one forward pass."""
+    """Return the log-probability of each new token under the given version, from one forward pass."""
     weights = None
     if version:
         state = {name: tensor_of(data) for name, data in lora_tensors(version).items()}
@@ -127,7 +127,7 @@ def expected_logprobs(model: PackedCausalLM, version: int, tokens: list[int]) ->
 
 
 async def test_versions_and_tokens_are_measured(sampler, checkpoint):
-    """The metrics count tokens and received bytes, and time each version after the first until it is usable."""
+    """The metrics count tokens and received bytes, and measure how long each version takes to become usable."""
     names = {
         'first tokens': 'twinkle_time_to_first_token_seconds_count',
         'prompt tokens': 'twinkle_prompt_tokens_total',
@@ -150,7 +150,7 @@ async def test_versions_and_tokens_are_measured(sampler, checkpoint):
 
 
 async def test_spans_of_a_request_have_content(sampler, checkpoint, tmp_path):
-    """The trace of a request shows the pull of its weights, the wait, and the tokens under their standard names."""
+    """The trace of a request shows the transfer of its weights, the wait, and the tokens with their standard names."""
     await publish(checkpoint, 1)
     with tracing_to(tmp_path / 'spans'), trace.get_tracer('test').start_as_current_span('client'):
         headers: dict[str, str] = {}
@@ -192,7 +192,7 @@ async def test_published_version_is_sampled_and_named(sampler, checkpoint, tiny_
 
 
 async def test_request_waits_for_its_version(sampler, checkpoint):
-    """A request for a later version waits, a request for an older one is served, and a timeout is reported."""
+    """A request for a later version waits, a request for an older version is served, and a timeout is an error."""
     await publish(checkpoint, 1)
     waiting = asyncio.ensure_future(
         read_answer(sampler.stub.Sample(sample_request(adapter(at_least=2, wait_timeout=wait(20))), metadata=ALICE))
@@ -211,7 +211,7 @@ async def test_request_waits_for_its_version(sampler, checkpoint):
 
 
 async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoint):
-    """A resident adapter is not listed for another tenant, and sampling from it fails like from a missing one."""
+    """A resident adapter is not listed for another tenant, whose sampling fails as with a missing adapter."""
     await publish(checkpoint, 1)
     await sampler.stub.LoadAdapter(wire.LoadAdapterRequest(adapter=adapter()), metadata=ALICE)
     foreign = await failure_of(sampler.stub.Sample(sample_request(adapter()), metadata=BOB))
@@ -224,7 +224,7 @@ async def test_foreign_adapter_is_reported_like_a_missing_one(sampler, checkpoin
 
 
 async def test_evicted_version_is_loaded_again(sampler, checkpoint):
-    """Each of four adapters on three slots samples with its weights, even after an eviction."""
+    """Each of four adapters on three slots is sampled with its weights, even after an eviction."""
     answers: dict[str, list[int]] = {}
     for number in (1, 2, 3, 4):
         await publish(checkpoint, number, adapter_id=f'ad-{number}')
@@ -261,7 +261,7 @@ async def test_resident_adapters_are_listed_in_pages_and_unloaded(sampler, check
 
 
 async def test_durable_checkpoint_is_sampled_by_its_path(sampler, checkpoint):
-    """A checkpoint gives the tokens of its weights, and after its replacement those of the new weights."""
+    """A checkpoint gives the tokens of its weights; after its replacement, it gives those of the new weights."""
     await publish(checkpoint, 1)
     greedy = {'temperature': 0.0}
     expected = await read_answer(sampler.stub.Sample(sample_request(adapter(), params=greedy), metadata=ALICE))
@@ -321,7 +321,7 @@ async def test_publishing_does_not_affect_running_streams(sampler, checkpoint, t
 
 
 async def test_checkpoint_service_may_restart(engine, tmp_path):
-    """Resident versions are served while the checkpoint service is down, and new ones arrive after its restart."""
+    """Resident versions are served while the checkpoint service is down; new versions arrive after its restart."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         listen = f'127.0.0.1:{free.getsockname()[1]}'

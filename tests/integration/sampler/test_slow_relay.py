@@ -25,7 +25,7 @@ PAUSE_SECONDS = PATIENCE.total_seconds() / 5
 
 
 class Relay:
-    """Sends versions chunk by chunk with a pause before each chunk, and stops after some chunks."""
+    """Sends versions in chunks with a pause before each chunk, and stops after some chunks."""
 
     def __init__(self, *versions: int, stops_after: int = 2 * CHUNKS) -> None:
         self._versions = versions
@@ -90,7 +90,7 @@ class Relay:
 )
 @pytest.mark.slow
 async def test_relay_is_abandoned_only_when_frames_stop(stops_after: int, expected: list[tuple[int, int]]) -> None:
-    """A relay is abandoned when it stops sending within a version, but not because a version takes long."""
+    """A relay is abandoned if it stops sending within a version, but not because a version takes long."""
     relay, checkpoint = Relay(1, 2, stops_after=stops_after), Relay(3)
     seen: list[tuple[int, int]] = []
     async with AsyncExitStack() as stack:
@@ -101,6 +101,6 @@ async def test_relay_is_abandoned_only_when_frames_stop(stops_after: int, expect
             while len(seen) < len(expected):
                 update = await anext(updates)
                 if isinstance(update, AdapterWeights):
-                    # Counts complete versions only: chunks of the next one may have been sent already.
+                    # Only complete versions count, because chunks of the next version may have been sent already.
                     seen.append((update.version, relay.sent_count // CHUNKS))
     assert seen == expected

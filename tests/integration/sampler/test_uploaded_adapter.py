@@ -1,4 +1,4 @@
-"""An adapter saved by plain PEFT is uploaded and sampled; the tokens equal those of transformers with PEFT."""
+"""An adapter that plain PEFT saved is uploaded and sampled. The tokens equal those of transformers with PEFT."""
 
 import io
 import tarfile
@@ -28,7 +28,7 @@ NEW_TOKENS = 24
 
 
 def saved_by_peft(model_dir: Path, folder: Path, **fields: Any) -> peft.PeftModel:
-    """Save an adapter with a large effect, and return the model with it."""
+    """Save an adapter that changes results strongly, and return the model with this adapter."""
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, lora_alpha=16, task_type='CAUSAL_LM', init_lora_weights=False, **fields)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), config)
@@ -41,7 +41,7 @@ def saved_by_peft(model_dir: Path, folder: Path, **fields: Any) -> peft.PeftMode
 
 
 def engine_of(model_dir: Path) -> TorchEngine:
-    """Return an engine whose model has the name that the checkpoint service uses."""
+    """Return an engine whose model has the same name as in the checkpoint service."""
     limits = EngineConfig(max_sequences=8, max_batch_tokens=64, prefill_chunk_tokens=16)
     name = str(model_dir)
     return TorchEngine(TorchEngineOptions(base_model=name, folder=name, limits=limits, mailbox_events=4))

@@ -1,4 +1,4 @@
-"""Every waiting call fails, instead of hanging, if the engine core exits or hangs."""
+"""If the engine core exits or hangs, every waiting call fails."""
 
 import asyncio
 import signal
@@ -30,7 +30,7 @@ def cores_except(others: set[psutil.Process]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 async def test_hanging_core_is_killed_and_its_readers_get_an_error(tmp_path: Path, tiny_llama_dir: Path):
-    """A core that is stopped in the middle of a request is detected and killed, and the request fails."""
+    """A core that is stopped during a request is detected and killed, and the request fails."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine, VllmRequest  # noqa: PLC0415 (slow import)
 

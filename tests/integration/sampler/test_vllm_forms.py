@@ -1,4 +1,4 @@
-"""Forms (structured outputs) are validated by compiling them, which is bounded, fair between tenants, and cached."""
+"""Forms (structured outputs) are checked by compiling them. Checks are bounded, fair between tenants and cached."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def is_refused(checker: Any, form: StructuredOutput, *, owner: str = '') -
 
 @pytest.mark.slow
 async def test_expensive_form_is_refused_and_the_result_is_cached(checker):
-    """An expensive form is refused, and the cached result is reused for another owner."""
+    """An expensive form is refused; for another owner, the cached result is used."""
     compiled_counts: list[int] = []
     for owner in ('one', 'other'):
         for form in COSTLY_FORMS:
@@ -128,7 +128,7 @@ async def test_killed_checker_process_is_replaced(checker):
     assert await is_refused(checker, StructuredOutput(regex='((((('))
 
 
-async def test_replayed_tokens_have_the_time_limit_of_as_many_steps() -> None:
+async def test_replayed_tokens_have_the_time_limit_of_their_steps() -> None:
     """A replay of many tokens may take as long as the same number of steps."""
     need_vllm()
     from twinkle.sampler.vllm.forms import FormBudget  # noqa: PLC0415 (slow import)

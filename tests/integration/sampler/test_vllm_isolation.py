@@ -1,4 +1,4 @@
-"""Harmful weights and forms (structured outputs) of one tenant do not change the results of other tenants."""
+"""Harmful weights and forms (structured outputs) of a tenant do not change the results of other tenants."""
 
 import asyncio
 from contextlib import aclosing
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 @pytest_asyncio.fixture(scope='module', loop_scope='session')
 async def engine(tiny_llama_dir: Path):
-    """An engine with so little key-value memory that every request reuses blocks of other requests."""
+    """An engine with so little key-value memory that requests reuse each other's blocks."""
     need_vllm()
     from twinkle.sampler.vllm import VllmEngine  # noqa: PLC0415 (slow import)
 
@@ -48,7 +48,7 @@ async def tokens_of(engine, name: str, params: SamplingParams, adapter=None, *, 
 
 
 async def test_nan_weights_do_not_affect_other_requests(engine):
-    """Key-value blocks that contained NaN values do not affect the next request that uses them."""
+    """Key-value blocks that contained NaN do not affect the next request that uses them."""
     from twinkle.sampler.vllm import AdapterSource  # noqa: PLC0415 (slow import)
 
     expected = await tokens_of(engine, 'before', GREEDY)
@@ -66,7 +66,7 @@ async def test_nan_weights_do_not_affect_other_requests(engine):
 
 @pytest.mark.slow
 async def test_expensive_form_fails_only_its_request(engine):
-    """A form that becomes too expensive while sampling fails its request, and the engine continues."""
+    """A form that becomes too expensive during sampling fails its request, and the engine continues."""
     params = SamplingParams(max_tokens=400, min_tokens=390, seed=1, structured_output=SLOW_FORM)
     with pytest.raises(InvalidSamplingParams) as caught:
         await tokens_of(engine, 'slow', params)
@@ -82,7 +82,7 @@ async def test_unsatisfiable_form_is_refused(engine):
 
 
 async def test_continued_form_counts_the_earlier_tokens(engine):
-    """A continuation counts the earlier tokens, so the complete sequence is as long as an uninterrupted one."""
+    """A continuation counts the earlier tokens, so the complete sequence is as long as an uninterrupted sequence."""
     from twinkle.sampler.engine import SequenceSoFar  # noqa: PLC0415 (slow import)
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 (slow import)
 
@@ -104,7 +104,7 @@ async def test_continued_form_counts_the_earlier_tokens(engine):
 
 @pytest.mark.slow
 async def test_expensive_forms_are_refused_before_they_reach_the_engine(engine):
-    """Expensive forms are refused while a running stream completes, and a usual form is accepted afterwards."""
+    """Expensive forms are refused while a running stream completes; afterwards, an ordinary form is accepted."""
     from twinkle.sampler.vllm import VllmRequest  # noqa: PLC0415 (slow import)
 
     sampled: list[int] = []

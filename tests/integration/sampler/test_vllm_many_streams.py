@@ -1,4 +1,4 @@
-"""Many streams on one sampler, and readers that stop reading: all streams finish, and memory stays bounded."""
+"""Many streams on one sampler, and readers that stop reading: all streams finish, and memory is bounded."""
 
 import asyncio
 import statistics
@@ -21,7 +21,7 @@ STREAMS = {'vllm': 1000, 'torch': 250}
 """Number of concurrent streams per engine; the torch engine is slower."""
 TOKENS = 16
 GROWTH_LIMIT_BYTES = 256 << 20
-"""Loose limit: a thousand streams with unbounded buffers would exceed it."""
+"""Approximate limit, which a thousand streams with unbounded buffers would exceed."""
 
 
 def memory_bytes() -> int:
@@ -48,7 +48,7 @@ class TimedCall:
 
 
 async def sample(running: Published, index: int) -> tuple[Answer, float]:
-    """Sample from the base model or one of two versions; return the answer and the time to its first token."""
+    """Sample from the base model or one of two versions; return the answer and the time until its first token."""
     version = index % 3
     reference = sampling_pb2.AdapterRef(adapter_id='ad-1', exact=version) if version else None
     request = sample_request(reference, params={'max_tokens': TOKENS, 'seed': index})

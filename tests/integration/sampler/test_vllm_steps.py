@@ -45,7 +45,7 @@ async def sample(running: Published, seed: int) -> Answer:
 async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     logged_engine: tuple[SamplerEngine, Path], tmp_path: Path
 ) -> None:
-    """A sequence gets one token in every step from its first token to its last, and none is preempted."""
+    """A sequence gets one token in every step from its first to its last token, and no sequence is preempted."""
     from twinkle.sampler.vllm.step_log import read_steps  # noqa: PLC0415 (slow import)
 
     engine, path = logged_engine
@@ -72,6 +72,6 @@ async def test_no_running_stream_misses_a_step_while_versions_are_loaded(
     assert len({answer.spans[0][0][0] for answer in answers}) > VERSIONS // 3
     assert sum(map(len, (step.steps_since for step in steps))) == TOKENS * len(answers)
     assert not any(step.preempted for step in steps)
-    # 0 marks a first token, which has no earlier step.
+    # A 0 is a first token, which has no earlier step.
     assert set(gaps) == {0, 1}
     assert gaps.count(0) == len(answers)

@@ -1,4 +1,4 @@
-"""Versions published while streams run, through the real checkpoint service, on the torch engine and on vLLM."""
+"""Versions are published by a real checkpoint service while streams run, on the torch engine and on vLLM."""
 
 import asyncio
 from pathlib import Path
@@ -19,8 +19,8 @@ STREAMS, VERSIONS, TOKENS = 32, 100, 24
 LONG = [3 + (5 * index) % 250 for index in range(80)]
 """A prompt longer than two blocks of vLLM's prefix cache."""
 CLOSE, FAR = 1e-3, 0.1
-"""Log-probabilities of the same version differ by less than CLOSE, which is larger than the 1e-4 of the contract suite
-because strong adapters amplify rounding errors. Those of another version differ by more than FAR in some token."""
+"""Log-probabilities of the same version differ by less than CLOSE. This is more than the 1e-4 of the contract suite,
+because strong adapters amplify rounding errors. Those of another version differ by more than FAR for some token."""
 GREEDY = {'temperature': 0.0}
 
 
@@ -36,7 +36,7 @@ def adapter(**fields: Any) -> sampling_pb2.AdapterRef:
 
 
 def long_request(reference: sampling_pb2.AdapterRef | None, **params: Any) -> wire.SampleRequest:
-    """Return a request whose prompt all streams share."""
+    """Return a request with a prompt that all streams share."""
     return sample_request(
         reference, prompt=sampling_pb2.Prompt(token_ids=ints(LONG)), params={'max_tokens': TOKENS, **params}
     )
@@ -48,7 +48,7 @@ async def sample(running: Published, reference: sampling_pb2.AdapterRef | None =
 
 
 def check(answer: Answer, oracle: VersionOracle) -> int:
-    """Check that all tokens of an answer belong to the version that its span names, and return that version."""
+    """Check that all tokens of an answer belong to the version in its span, and return this version."""
     assert answer.reasons == [sampling_pb2.STOP_REASON_LENGTH]
     ((version, begin, end),) = answer.spans[0]
     assert (begin, end) == (0, TOKENS)
@@ -76,7 +76,7 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
         for version in range(2, VERSIONS + 1):
             await running.publish(version)
             if version % 20 == 0:
-                # Publishing is faster than sampling: without a wait, all samples would belong to the first version.
+                # Publishing is faster than sampling. Without a wait, all samples would belong to the first version.
                 is_sample_finished.clear()
                 await is_sample_finished.wait()
         is_done.set()
@@ -89,7 +89,7 @@ async def test_hundred_versions_do_not_interrupt_streams(real_engine, oracle, tm
 
 
 async def test_more_versions_than_slots_keep_their_weights(real_engine, oracle, tmp_path):
-    """Nine versions on three slots each use their weights, although vLLM computes only two adapters at a time."""
+    """Nine versions, with three slots, each use their weights, although vLLM computes only two adapters at a time."""
     async with serving_both(real_engine, tmp_path, max_resident_versions=3) as running:
         for version in range(1, 10):
             await running.publish(version)
@@ -112,7 +112,7 @@ async def test_base_requests_use_the_base_model_with_many_versions(real_engine, 
 
 
 async def test_prefixes_are_reused_within_a_version_only(vllm_engine, oracle, tmp_path):
-    """A cached prompt is reused within its version and not by the next version."""
+    """A cached prompt is used again within its version, and not by the next version."""
     async with serving_both(vllm_engine, tmp_path, max_resident_versions=4) as running:
         cached = []
         for version in (1, 2):

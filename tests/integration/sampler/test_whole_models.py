@@ -1,4 +1,4 @@
-"""Full-parameter weights on a sampler that all tenants share."""
+"""Tests of full-parameter weights on a sampler that all tenants share."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def whole_state() -> PackedState:
 
 
 async def test_a_shared_base_is_not_replaced_for_one_tenant(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Full-parameter weights are refused with a reason, and the answers of the base model are unchanged."""
+    """Full-parameter weights are refused with a reason, and answers of the base model are unchanged."""
     engine = TorchEngine(TorchEngineOptions(base_model='tiny', folder=str(tiny_llama_dir)))
     async with serving(tmp_path / 'checkpoint') as checkpoint:
         channel = open_channel(checkpoint.address)
