@@ -1,4 +1,4 @@
-"""Tests that a new store finds the old or the new state after a crash at any request that changes the bucket."""
+"""A new store finds the old or the new state after a crash at any request that changes the bucket."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -43,17 +43,17 @@ class CrashingBucket(RemoteDisk):
         self._remaining -= 1
 
     def close_synced(self, file: IO[bytes]) -> None:
-        """Complete the upload of an object, or crash first, which leaves no object."""
+        """Complete the upload of an object, or crash before the completion, which leaves no object."""
         self._count_change()
         super().close_synced(file)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object, or crash first."""
+        """Put an object, or crash before it is stored."""
         self._count_change()
         super().write(name, data)
 
     def remove(self, name: str) -> None:
-        """Remove the objects one by one, or crash before one of them."""
+        """Remove the objects one by one; a crash can happen before each object."""
         for below in reversed(self.names(name)):
             self._count_change()
             super().remove(f'{name}/{below}')
@@ -106,7 +106,7 @@ async def _crash_everywhere(server: S3Server, action: str) -> None:
     after = {'commit': NEW, 'replace': NEW, 'update': OLD, 'delete': None}[action]
     assert [seen[0], seen[-1]] == [before, after]
     assert all(state in (before, after) for state in seen)
-    # Once a crash leaves the new state, every later crash leaves it as well.
+    # If a crash leaves the new state, every later crash leaves it too.
     is_old = [state == before for state in seen]
     assert is_old == sorted(is_old, reverse=True)
 

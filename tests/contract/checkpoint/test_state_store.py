@@ -1,4 +1,4 @@
-"""Contract tests of the state stores: in memory, on disk, through fsspec, over the S3 API, and in shared memory."""
+"""Contract tests of the state stores: in memory, on disk, with fsspec, with the S3 API, and in shared memory."""
 
 import io
 import random
@@ -97,7 +97,7 @@ def checkpoint_record(state: PackedState, folder: str) -> Checkpoint:
 
 
 async def put_version(store: StateStore, state: PackedState, key: VersionKey = VERSION) -> AdapterVersion:
-    """Commit a state as a version, and return its record."""
+    """Commit a state as a version; return its record."""
     writer = store.begin(key, state.manifest)
     for chunk in iter_chunks(state.data, chunk_bytes=1000):
         await writer.add(chunk)
@@ -108,7 +108,7 @@ async def put_version(store: StateStore, state: PackedState, key: VersionKey = V
 
 
 async def put_checkpoint(store: StateStore, state: PackedState) -> Checkpoint:
-    """Commit a state as a checkpoint, and return its record."""
+    """Commit a state as a checkpoint; return its record."""
     writer = store.begin(CHECKPOINT, state.manifest)
     for chunk in iter_chunks(state.data, chunk_bytes=777):
         await writer.add(chunk)
@@ -171,7 +171,7 @@ async def test_nothing_is_visible_before_the_commit(store: StateStore) -> None:
 
 
 async def test_refused_chunks_change_nothing(store: StateStore) -> None:
-    """A refused chunk changes nothing: the correct one is accepted, and the state is complete."""
+    """A refused chunk changes nothing: the correct chunk is accepted, and the state is complete."""
     state = make_state(1)
     first, second = iter_chunks(state.data, chunk_bytes=2500)
     writer = store.begin(VERSION, state.manifest)
@@ -204,7 +204,7 @@ async def test_a_state_with_another_digest_is_not_committed(store: StateStore) -
 
 
 async def test_replacing_a_state_keeps_open_sources_readable(store: StateStore) -> None:
-    """A source that was opened before a replacement returns the old state."""
+    """A source that is opened before a replacement returns the old state."""
     old, new = make_state(1), make_state(2)
     await put_version(store, old)
     source = await store.open_state(VERSION, is_adapter_only=False)
@@ -216,7 +216,7 @@ async def test_replacing_a_state_keeps_open_sources_readable(store: StateStore) 
 
 
 async def test_deleting_a_state_keeps_open_sources_readable(store: StateStore) -> None:
-    """A source that was opened before a deletion stays readable, and deleting twice is allowed."""
+    """A source that is opened before a deletion stays readable, and a second deletion is allowed."""
     state = make_state(1)
     await put_version(store, state)
     source = await store.open_state(VERSION, is_adapter_only=False)
@@ -312,7 +312,7 @@ async def test_adapter_ids_may_contain_colons(store: StateStore, adapter_id: str
 
 
 async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -> None:
-    """A version with truncated files is dropped at the next load; the others stay."""
+    """A version with truncated files is dropped at the next load, and the other versions stay."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))
@@ -325,7 +325,7 @@ async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -
 
 
 async def test_unreadable_record_does_not_affect_other_states(tmp_path: Path) -> None:
-    """An unreadable record is left in place and reported, and the other states are loaded."""
+    """An unreadable record stays in place and is reported, and the other states are loaded."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))

@@ -1,4 +1,4 @@
-"""Tests that the client and the services derive the disposition of a failed request as the contract specifies."""
+"""The client and the services derive the disposition of a failed request as the contract specifies."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_services_and_client_have_the_dispositions_of_the_contract() -> None:
 @pytest.mark.parametrize('disposition', Disposition)
 @pytest.mark.parametrize('code', CODES)
 def test_client_and_services_read_the_sent_disposition(code: Code, disposition: Disposition) -> None:
-    """A sent disposition overrides the status code and does not appear in the metadata."""
+    """A sent disposition takes precedence over the status code, and is not part of the metadata."""
     error = _error(code)
     error.disposition = disposition
     status = status_from_error(error)
@@ -54,7 +54,7 @@ def test_client_and_services_read_the_sent_disposition(code: Code, disposition: 
 @pytest.mark.parametrize('has_retry_time', [False, True])
 @pytest.mark.parametrize('code', CODES)
 def test_client_and_services_fall_back_to_the_code(code: Code, has_retry_time: bool) -> None:  # noqa: FBT001
-    """Both sides derive the same disposition from the status code if none was sent."""
+    """Client and services derive the same disposition from the status code if none was sent."""
     status = _bare_status(code, has_retry_time=has_retry_time)
     expected = disposition_by_code(code, has_retry_time=has_retry_time)
     assert error_from_status(status).disposition is expected

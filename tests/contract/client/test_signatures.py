@@ -1,4 +1,4 @@
-"""Tests that the client has the methods and arguments of the library, so that training loops change only imports."""
+"""The client has the methods and arguments of the library, so that training loops only change their imports."""
 
 import dataclasses
 import inspect
@@ -71,7 +71,7 @@ def test_client_arguments_have_the_library_defaults() -> None:
 
 
 def test_every_remote_verb_has_blocking_and_async_forms() -> None:
-    """All verbs are remote methods, except those that return an object and the stream `watch_operations`."""
+    """All verbs are remote methods, except verbs that return an object and the stream `watch_operations`."""
     client = TwinkleClient('http://127.0.0.1:9', 'key')
     try:
         model = RemoteModel('tiny', client=client)

@@ -25,7 +25,7 @@ from services.gateway.store.database import Database
 
 @dataclass(frozen=True)
 class Stores:
-    """All stores of one implementation, over one database."""
+    """All stores of one implementation, with one database."""
 
     tenants: TenantStore
     projects: ProjectStore

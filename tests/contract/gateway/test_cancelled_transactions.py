@@ -1,4 +1,4 @@
-"""Tests of transactions whose caller is cancelled, on each database."""
+"""Tests of transactions with cancelled callers, on each database."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from services.gateway.store.database import Database
 from services.kit.clock import FakeClock
 
 ROUNDS = 80
-"""Number of tested moments of the cancellation, in iterations of the event loop."""
+"""Number of moments at which a caller is cancelled, in iterations of the event loop."""
 
 
 async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:
@@ -28,7 +28,7 @@ async def test_cancelled_callers_leave_no_lock(database_url: str) -> None:
         for task in cancelled:
             task.cancel()
         await asyncio.gather(*cancelled, return_exceptions=True)
-        # If a cancelled caller left a lock, this write would wait longer than the time limit of the test.
+        # If a cancelled caller left a lock, this write would wait longer than the test's timeout.
         await add(second, f'other-{steps}')
         assert await SqlTenantStore(first).get(f'other-{steps}') is not None
     for database in (first, second):

@@ -73,13 +73,13 @@ async def test_concurrent_equal_pushes_add_one_export(store: SqlExportStore) -> 
     ],
 )
 async def test_different_push_is_another_export(store: SqlExportStore, field: str, value: object) -> None:
-    """A push with a different target, checkpoint, digest or visibility adds another export."""
+    """A push with another target, checkpoint, digest or visibility adds another export."""
     await add(store, EXPORT)
     assert (await add(store, numbered(2, **{field: value}))).export_id == 'ex-2'
 
 
 async def test_request_id_has_priority_over_an_equal_push(store: SqlExportStore) -> None:
-    """A repeated request id returns its own export, even if it is finished and an equal push is unfinished."""
+    """A repeated request id returns its own export, even if this is finished and an equal push is unfinished."""
     await add(store, EXPORT)
     await store.cancel('alice', 'ex-1', now=START)
     assert (await add(store, numbered(2))).export_id == 'ex-2'
@@ -88,7 +88,7 @@ async def test_request_id_has_priority_over_an_equal_push(store: SqlExportStore)
 
 
 async def test_equal_push_is_returned_at_the_limit(store: SqlExportStore) -> None:
-    """An equal push returns its export at the limit of unfinished exports, and a different push is refused."""
+    """An equal push returns its export at the limit of unfinished exports, and another push is refused."""
     await add(store, EXPORT, max_unfinished=1)
     assert (await add(store, numbered(2), max_unfinished=1)).export_id == 'ex-1'
     other = numbered(3, target='hf://org/other')
@@ -99,7 +99,7 @@ async def test_equal_push_is_returned_at_the_limit(store: SqlExportStore) -> Non
 
 
 async def test_claim_is_exclusive_until_its_lease_expires(store: SqlExportStore) -> None:
-    """An expired claim can be replaced by another one, and then the old claim can be neither renewed nor settled."""
+    """An expired claim can be replaced; then the old claim can be neither renewed nor settled."""
     await add(store, EXPORT)
     assert await store.claim(START - LEASE, lease=LEASE) is None
     first = await store.claim(START, lease=LEASE)
@@ -120,7 +120,7 @@ async def test_claim_is_exclusive_until_its_lease_expires(store: SqlExportStore)
 
 
 async def test_longest_due_export_is_claimed_first(store: SqlExportStore) -> None:
-    """Due exports are claimed once each, in the order of their due times."""
+    """Due exports are each claimed once, in the order of their due times."""
     for number in (3, 1, 2):
         await add(store, numbered(number, target=f'hf://org/name-{number}'))
     claims = [await store.claim(START + LEASE, lease=LEASE) for _ in range(4)]
@@ -128,7 +128,7 @@ async def test_longest_due_export_is_claimed_first(store: SqlExportStore) -> Non
 
 
 async def test_cancelled_export_loses_its_claim_and_token(store: SqlExportStore) -> None:
-    """A cancellation deletes the token and revokes the claim; finished exports can be deleted."""
+    """A cancellation deletes the token and revokes the claim; a finished export can be deleted."""
     await add(store, EXPORT)
     await add(store, numbered(2, target='hf://org/other'))
     claim = await store.claim(START, lease=LEASE)

@@ -82,7 +82,7 @@ async def test_future_is_stored_as_first_accepted(store: Any) -> None:
 
 
 async def test_number_changes_only_if_the_expected_one_is_stored(store: Any) -> None:
-    """Only the first of two writers that expect the same number changes it."""
+    """If two writers expect the same number, only the first one changes it."""
     future = await store.add_if_absent(future_of('one'))
     assert await store.number(future, 7, instead_of=None) == 7
     assert await store.number(future, 8, instead_of=None) == 7
@@ -92,7 +92,7 @@ async def test_number_changes_only_if_the_expected_one_is_stored(store: Any) -> 
 
 
 async def test_future_is_settled_once(store: Any) -> None:
-    """The first outcome of a future is final, and its number stays."""
+    """The first outcome of a future is final, and the future's number stays."""
     future = await store.add_if_absent(future_of('one'))
     await store.number(future, 7, instead_of=None)
     assert (await store.settle(future.done(moment=START + DAY))).state is FutureState.DONE
@@ -121,7 +121,7 @@ async def test_error_is_stored_with_all_fields(store: Any, error: Any) -> None:
 
 
 async def test_waiting_futures_are_listed_in_order(store: Any) -> None:
-    """Waiting futures are listed by lane and position, not by arrival, and finished ones are left out."""
+    """Waiting futures are listed by lane and position, not by arrival; finished futures are not listed."""
     for position in (3, 1, 2):
         await store.add_if_absent(future_of(f'b{position}', lane='b', position=position))
     await store.add_if_absent(future_of('a1', lane='a', position=1, tenant='bob'))
@@ -175,7 +175,7 @@ async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
 
 
 async def test_payload_is_stored_replaced_and_deleted(payloads: Any) -> None:
-    """Data stored under a name replaces earlier data, and is absent after its deletion, which may be repeated."""
+    """Data that is stored with a name replaces earlier data, and is absent after one or more deletions."""
     future = future_of('one')
     assert await payloads.get(future.payload_name) is None
     for data in (b'', b'\0' * 100_000, b'last'):
@@ -297,7 +297,7 @@ async def test_unusable_folder_raises_a_domain_error(tmp_path: Path) -> None:
 
 
 async def test_finished_futures_of_a_topic_are_listed_in_order(store: Any) -> None:
-    """Finished futures are listed by finish time, without expired ones and those of other topics or tenants."""
+    """Finished futures are listed by finish time, without expired futures and those of other topics or tenants."""
     finish_hours = {'a': 3, 'b': 1, 'c': 2}
     for key, hours in finish_hours.items():
         future = replace(future_of(key), topic='topic-1')
@@ -336,7 +336,7 @@ async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
 
 
 async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
-    """Another gateway can neither number nor settle a future; an attempt to number the future raises FutureTaken."""
+    """Another gateway can neither number nor settle a future; its attempt to number the future raises FutureTaken."""
     future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
     other_owner = replace(future, owner='gw-2')
     with pytest.raises(FutureTaken):

@@ -64,7 +64,7 @@ async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> No
 
 
 async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
-    """Concurrent copies are numbered from 1 without gaps; an absent handle has no number."""
+    """Concurrent copies are numbered from 1 without gaps; an absent handle gets no number."""
     await store.add_if_absent(HANDLE)
     counts = await asyncio.gather(*(store.count_clone('alice', HANDLE.handle_id) for _ in range(16)))
     assert sorted(counts) == list(range(1, 17))
@@ -72,7 +72,7 @@ async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
 
 
 async def test_session_lists_its_handles_oldest_first(store: Any) -> None:
-    """A session lists only its own handles, and other tenants' handles are left out."""
+    """A session lists only its own handles, and no handles of other tenants."""
     for number, (session, tenant) in enumerate([('ses-1', 'alice'), ('ses-2', 'alice'), ('ses-1', 'bob')]):
         for hours in (2, 1):
             name = f'{number}-{hours}'

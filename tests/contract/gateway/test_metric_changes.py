@@ -1,4 +1,4 @@
-"""Contract tests of revisions, changes and the tenant's limit of stores of metrics, in memory and in databases."""
+"""Contract tests of metric stores, in memory and in databases: revisions, changes and the tenant's limit."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ UNLIMITED = PointLimits(per_run=10**6)
 
 @dataclass(frozen=True)
 class Stores:
-    """Store of one implementation, and the store of a second gateway on the same database."""
+    """Store of one implementation, and a second gateway's store on the same database."""
 
     first: MetricStore
     second: MetricStore
@@ -85,7 +85,7 @@ async def changes(store: MetricStore, after: int, until: int, **wanted: Any) -> 
 
 
 async def test_only_listed_runs_have_revisions(stores: Stores) -> None:
-    """A listed run without metrics has revision 0; unlisted runs and those of other tenants are absent."""
+    """A listed run without metrics has revision 0; unlisted runs and other tenants' runs are absent."""
     await stores.list_run(RUN_1)
     await stores.list_run(('bob', 'ad-2'))
     await save(stores.first, Point('x', 0, 1.0), run=('alice', 'ad-3'))
@@ -98,8 +98,8 @@ async def test_only_listed_runs_have_revisions(stores: Stores) -> None:
     assert (await stores.first.revisions_of(many)).keys() == {RUN_1}
 
 
-async def test_each_change_is_listed_once_in_spite_of_late_clocks(stores: Stores) -> None:
-    """Revisions of a run grow with each change, even if the clock of another gateway is late."""
+async def test_each_change_is_listed_once_despite_slow_clocks(stores: Stores) -> None:
+    """Revisions of a run grow with each change, even if another gateway's clock is slow."""
     await stores.list_run(RUN_1)
     gateways = [stores.first, stores.second]
     revision, expected = 0, list[dict[tuple[str, int], float]]()
@@ -114,7 +114,7 @@ async def test_each_change_is_listed_once_in_spite_of_late_clocks(stores: Stores
 
 
 async def test_changes_of_random_points_reproduce_the_run(stores: Stores) -> None:
-    """A reader that applies all changes has the stored points, over divided chunks, replaced values and reports."""
+    """A reader that applies all changes has the stored points, with divided chunks, replaced values and reports."""
     await stores.list_run(RUN_1)
     numbers, read, revision = random.Random(5), dict[tuple[str, int], float](), 0
     steps = iter(range(10**6))
@@ -138,7 +138,7 @@ async def test_changes_of_random_points_reproduce_the_run(stores: Stores) -> Non
 
 
 async def test_changes_are_selected_like_lists(stores: Stores) -> None:
-    """Changes have only selected names and steps, and are refused as a whole if a metric has too many points."""
+    """Changes have only selected names and steps; if a metric has too many points, the whole list is refused."""
     await stores.list_run(RUN_1)
     await save(stores.first, *(Point(name, step, 1.0) for name in 'abc' for step in range(5)))
     newest = await revision_of(stores.first)
@@ -189,7 +189,7 @@ async def test_limit_of_a_tenant_holds_for_runs_that_are_stored_at_the_same_time
 
 
 async def test_removed_runs_no_longer_count(database_url: str) -> None:
-    """The points of runs that are removed leave room for others."""
+    """Points of removed runs do not count, so new points can be stored."""
     database = await Database.open(database_url)
     store, limits = SqlMetricStore(database), PointLimits(per_run=100, per_tenant=4)
     await save(store, *(Point('x', step, 1.0) for step in range(3)), limits=limits)

@@ -69,7 +69,7 @@ def _texts(values: Any) -> list[str]:
 
 
 async def test_every_number_is_returned_bitwise(store):
-    """Every float64 is returned with its bits, and NaN as NaN, with the time of its storage."""
+    """Every float64 is returned bitwise, and NaN as NaN, with the time at which it was stored."""
     await _save(store, [Point('x', step, value) for step, value in enumerate(VALUES)])
     (series,) = (await _metrics(store)).values()
     assert _texts(series.values) == _texts(VALUES)
@@ -79,7 +79,7 @@ async def test_every_number_is_returned_bitwise(store):
 
 
 async def test_random_points_are_stored_like_a_mapping(store):
-    """Points in any order, over chunk borders and in several calls, are stored like values of a mapping."""
+    """Points in any order, across chunk borders and in several calls, are stored like the values of a mapping."""
     numbers = random.Random(3)
     expected: dict[tuple[str, int], float] = {}
     steps = [0, 1, 1022, 1023, 1024, 1025, 5000, 2**40, MAX_STEP - 1, MAX_STEP]
@@ -114,7 +114,7 @@ async def test_metrics_belong_to_one_run_of_one_tenant(store):
 async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_points):
     """A long metric is reduced to stored points: both ends and, if ten points are allowed, the extremes."""
     numbers = random.Random(count)
-    # Steps with gaps, the largest possible step among them.
+    # The steps have gaps, and the last step is the largest possible step.
     steps = [*(7 * step for step in range(count - 1)), MAX_STEP]
     stored = {step: numbers.gauss() for step in steps}
     await _save(store, [Point('long', step, value) for step, value in stored.items()])
@@ -132,7 +132,7 @@ async def test_long_metrics_keep_their_ends_and_extremes(store, count, max_point
 
 
 async def test_ranges_of_equal_length_keep_a_peak_each(store):
-    """Each range of steps keeps its own peak, and NaN only if the range has no other value."""
+    """Each range of steps keeps its own peak, and keeps NaN only if the range has no other value."""
     values = [1.0, 9.0, 1.0, math.nan, math.nan, math.nan, math.nan, math.nan, 2.0, 2.0, 8.0, math.nan]
     await _save(store, [Point('x', step, value) for step, value in enumerate(values)])
     series = (await _metrics(store, max_points=8))['x']
@@ -141,7 +141,7 @@ async def test_ranges_of_equal_length_keep_a_peak_each(store):
 
 
 async def test_lists_of_many_metrics_are_bounded(store):
-    """A list of many metrics has at most a fixed number of points: each metric has fewer."""
+    """A list of many metrics has at most a fixed number of points, so each metric has fewer."""
     for index in range(MAX_NAMES):
         await _save(store, [Point(f'm{index:03}', step, 1.0) for step in range(150)])
     found = await _metrics(store, max_points=10_000)
@@ -151,7 +151,7 @@ async def test_lists_of_many_metrics_are_bounded(store):
 
 
 async def test_limits_hold_for_gateways_that_store_at_the_same_time(database, database_url):
-    """Concurrent calls of two gateways store exactly as many points as a run may have; replaced points do not count."""
+    """Concurrent calls of two gateways store exactly a run's maximum number of points; replaced points do not count."""
     other = await Database.open(database_url)
     stores = [SqlMetricStore(database), SqlMetricStore(other)]
     calls = [
@@ -171,7 +171,7 @@ async def test_limits_hold_for_gateways_that_store_at_the_same_time(database, da
 
 
 async def test_names_of_a_run_are_limited(store):
-    """A run has at most 1,000 metrics; another run and known names are not affected."""
+    """A run has at most 1,000 metrics; other runs and known names are not affected."""
     await _save(store, [Point(f'm{index}', 0, 1.0) for index in range(MAX_NAMES)])
     with pytest.raises(MetricsFull, match='metric_names_per_run'):
         await _save(store, [Point('m0', 1, 1.0), Point('more', 0, 1.0)])
@@ -180,7 +180,7 @@ async def test_names_of_a_run_are_limited(store):
 
 
 async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database):
-    """Old metrics of unknown runs are removed; those of listed runs, and newer ones, stay."""
+    """Old metrics of unknown runs are removed; metrics of listed runs, and newer metrics, stay."""
     store = SqlMetricStore(database)
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
@@ -199,7 +199,7 @@ def _report(number: int, *points: Point) -> Report:
 
 
 async def test_each_report_is_stored_once(store):
-    """Reports up to the last stored number are ignored, even with other values, and logged values stay beside them."""
+    """Reports up to the last stored number are ignored, even with other values; logged values stay."""
     save = store.save_reports
     await _save(store, [Point('own', 1, 7.0)])
     first, second = _report(2, Point('loss', 1, 3.0)), _report(4, Point('loss', 2, 2.0), Point('rate', 2, 0.1))
@@ -211,7 +211,7 @@ async def test_each_report_is_stored_once(store):
         'own': ([1], [7.0]),
         'rate': ([2], [0.1]),
     }
-    # After an undo, the same step is reported again with a later number.
+    # After an undo, the same step is reported again with a higher number.
     await save('alice', 'ad-1', [_report(9, Point('loss', 2, 1.5))], moment=START, limits=PointLimits(per_run=100))
     assert (await _metrics(store))['loss'].values == [3.0, 1.5]
 
@@ -235,7 +235,7 @@ async def test_gateways_store_the_reports_of_a_run_once(database, database_url):
 
 
 async def test_reports_count_against_the_limit_of_a_run(store):
-    """Reports beyond the limit raise MetricsFull and store nothing, and the reports before them stay."""
+    """Reports beyond the limit raise MetricsFull and are not stored; the reports before them stay."""
     reports = [_report(number, Point('loss', number, 1.0)) for number in range(1, 6)]
     await store.save_reports('alice', 'ad-1', reports[:3], moment=START, limits=PointLimits(per_run=4))
     with pytest.raises(MetricsFull):
@@ -246,7 +246,7 @@ async def test_reports_count_against_the_limit_of_a_run(store):
 
 
 async def test_damaged_points_affect_only_their_run(database):
-    """Damaged points of a run are an error of this run, for lists, changes, logged values and reports."""
+    """Damaged points are an error of their run only, for lists, changes, logged values and reports."""
     store = SqlMetricStore(database)
     await _save(store, [Point('x', 1, 1.0)])
     async with database.write() as connection:

@@ -1,4 +1,4 @@
-"""Contract tests of the store of rollouts, on SQLite and PostgreSQL, against rollouts in memory."""
+"""Contract tests of the store of rollouts, on SQLite and PostgreSQL, compared with rollouts in memory."""
 
 import asyncio
 import math
@@ -50,7 +50,7 @@ async def store(database: Database) -> AsyncIterator[SqlRolloutStore]:
 
 
 def rollout(index: int, numbers: random.Random, *, size: int = 100) -> Rollout:
-    """Return a rollout with random content, and random facts that may be unknown."""
+    """Return a rollout with random content and random values, some of which may be unknown."""
     content = numbers.randbytes(numbers.randint(0, size))
     reward = numbers.choice([None, 0.0, -0.0, 1.5, 1e300, math.inf])
     summary = RolloutSummary(
@@ -71,7 +71,7 @@ def rollout(index: int, numbers: random.Random, *, size: int = 100) -> Rollout:
 
 
 def plain(index: int, content: bytes = b'') -> Rollout:
-    """Return a rollout without facts."""
+    """Return a rollout without optional values."""
     return Rollout(RolloutSummary(index=index, content_bytes=len(content)), content)
 
 
@@ -108,7 +108,7 @@ def in_order(groups: Sequence[GroupKey] | Mapping[GroupKey, object]) -> list[Gro
 
 
 async def test_random_rollouts_are_stored_like_a_mapping(store):
-    """Rollouts in any order and in several calls are stored like values of a mapping, listed in order, and read."""
+    """Rollouts in any order and in several calls are stored like a mapping's values, and listed in order."""
     numbers = random.Random(5)
     expected: dict[GroupKey, dict[int, Rollout]] = {}
     for _ in range(40):
@@ -138,7 +138,7 @@ async def test_random_rollouts_are_stored_like_a_mapping(store):
 
 
 async def test_a_repeated_call_changes_nothing(database, store):
-    """A call that is repeated stores the same bytes, which count once, and updates the time of its groups."""
+    """A repeated call stores the same bytes, which count once, and updates the time of its groups."""
     numbers = random.Random(1)
     groups = {'a': [rollout(0, numbers), rollout(3, numbers)], 'b': [rollout(0, numbers)]}
     size_bytes = sum(group.size_bytes for group in pack_all(groups).values())
@@ -162,8 +162,8 @@ async def test_rollouts_belong_to_one_run_of_one_tenant(store):
     assert (await pages(store, run=('bob', 'ad-2')))[0].groups == []
 
 
-async def test_oldest_groups_make_room_for_new_ones(store):
-    """A full run removes those groups that were changed first, as a list in memory does, and reports their number."""
+async def test_oldest_groups_are_removed_for_new_ones(store):
+    """A full run removes the groups that were changed first, as a list in memory does, and reports their number."""
     numbers = random.Random(8)
     limit, removed_count = 6 * (GROUP_BYTES + 200), 0
     written: dict[GroupKey, list[Rollout]] = {}
@@ -186,8 +186,8 @@ async def test_oldest_groups_make_room_for_new_ones(store):
     assert (await pages(store))[0].removed_group_count == removed_count
 
 
-async def test_many_small_groups_make_room_for_one_large_group(store):
-    """More groups than one statement deletes are removed at once if a large group needs their bytes."""
+async def test_many_small_groups_are_removed_for_one_large_group(store):
+    """If a large group needs their bytes, more groups than one statement deletes are removed in one call."""
     small = {f'{index:04}': [plain(0)] for index in range(1000)}
     limit = sum(group.size_bytes for group in pack_all(small).values())
     assert await save(store, 0, small, max_bytes=limit) == 0
@@ -215,7 +215,7 @@ async def test_limits_hold_for_gateways_that_store_at_the_same_time(database, da
 
 
 async def test_groups_that_exceed_a_limit_are_refused_as_a_whole(store):
-    """Groups that are larger than the run, or that are too large to be changed, are refused, and nothing changes."""
+    """Groups that exceed the run's limit, or are too large to be changed, are refused, and nothing changes."""
     numbers = random.Random(3)
     groups = {'a': [rollout(0, numbers)], 'b': [rollout(0, numbers)]}
     await save(store, 0, {'a': [plain(0, b'kept')]})
@@ -252,7 +252,7 @@ async def test_pages_of_large_groups_end_early(store):
 @pytest.mark.parametrize('damage', [b'', b'damaged', 'truncated', 'changed'])
 @pytest.mark.parametrize('column', ['summaries', 'content'])
 async def test_damaged_groups_are_errors_of_their_run(database, store, column, damage):
-    """A damaged group is an error for calls that read it, and for no other step or run."""
+    """A damaged group is an error of calls that read it, and of no other step or run."""
     groups = {'a': [plain(0, b'first' * 50), plain(1, b'second' * 50)]}
     for run, step in ((ALICE, 1), (ALICE, 2), (('alice', 'ad-2'), 1)):
         await store.save(run, step, groups, moment=START, max_bytes=LIMIT)
@@ -279,7 +279,7 @@ async def test_damaged_groups_are_errors_of_their_run(database, store, column, d
 
 
 async def test_rollouts_of_runs_that_are_no_longer_listed_are_removed(database, store):
-    """Old rollouts of unknown runs are removed; those of listed runs, and newer ones, stay."""
+    """Old rollouts of unknown runs are removed; rollouts of listed runs, and newer rollouts, stay."""
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
     for run_id in ('ad-1', 'ad-2', 'ad-3'):

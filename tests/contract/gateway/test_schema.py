@@ -23,7 +23,7 @@ from services.kit.errors import InvalidField
 
 
 def _differences(connection: Connection) -> list[Any]:
-    # Only SQLite databases have the table `row_seals`, and no migration creates it.
+    # Only SQLite databases have the table `row_seals`, and no migration creates this table.
     own = {'include_name': lambda name, kind, parents: kind != 'table' or name != 'row_seals'}
     return compare_metadata(MigrationContext.configure(connection, opts=own), Base.metadata)
 
@@ -36,8 +36,8 @@ async def test_migrated_schema_equals_the_tables(database_url: str) -> None:
     await database.close()
 
 
-async def test_gateways_that_start_together_create_the_schema_once(database_url: str) -> None:
-    """Several gateways can open an empty database at the same time, and reopening it keeps its rows."""
+async def test_gateways_that_start_at_the_same_time_create_the_schema_once(database_url: str) -> None:
+    """Several gateways can open an empty database at the same time, and a reopened database keeps its rows."""
     databases = await asyncio.gather(*(Database.open(database_url) for _ in range(4)))
     tenant = Tenant(tenant_id='alice', display_name='Alice', create_time=FakeClock().now())
     await SqlTenantStore(databases[0]).add_if_absent(tenant)
@@ -100,7 +100,7 @@ def _remove_report_numbers(connection: Connection) -> None:
 
 
 async def test_stored_metrics_stay_after_an_upgrade(database_url: str) -> None:
-    """Metrics of a database at revision r0013 are readable and counted, and reports are added to them."""
+    """Metrics in a database of revision r0013 are readable and counted, and reports are added to them."""
     database = await Database.open(database_url)
     key, moment = ('alice', 'ad-1'), FakeClock().now()
     await SqlMetricStore(database).save(*key, [Point('x', 0, 1.0)], moment=moment, limits=PointLimits(per_run=10))
@@ -119,7 +119,7 @@ async def test_stored_metrics_stay_after_an_upgrade(database_url: str) -> None:
 
 @pytest.mark.parametrize('revision', ['r0004', 'r0010', 'r9999'])
 async def test_database_of_an_unknown_revision_is_refused(database_url: str, revision: str) -> None:
-    """Opening a database with an unknown revision, or one before r0011, always raises SchemaNotSupported."""
+    """Opening a database with an unknown revision, or a revision before r0011, always raises SchemaNotSupported."""
     database = await Database.open(database_url)
     await _set_revision(database, revision)
     for _ in range(2):

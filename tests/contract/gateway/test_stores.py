@@ -37,7 +37,7 @@ async def owned(stores: Any) -> Any:
 
 
 async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
-    """Two tenants can use the same project id, and adding a project again changes nothing."""
+    """Two tenants can use the same project id; adding a project again changes nothing."""
     mine = Project(tenant_id='alice', project_id='rl', display_name='Mine', create_time=START)
     other = replace(mine, tenant_id='bob', display_name='Other')
     assert await owned.projects.add_if_absent(mine) == mine
@@ -49,7 +49,7 @@ async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
 
 
 async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) -> None:
-    """A rotation stores the retired key and its successor; if `rotate` raises an error, it changes nothing."""
+    """A rotation stores the retired key and its successor; if `rotate` raises an error, nothing changes."""
     await owned.keys.add(KEY, digest=b'a' * 32)
     successor = replace(KEY, key_id='key-2', replaces_key_id='key-1', project_id='rl')
     retired = replace(KEY, retire_time=START + timedelta(hours=1))
@@ -99,7 +99,7 @@ async def test_only_usable_keys_count_as_valid(owned: Any) -> None:
 
 
 async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
-    """Adding a key with an existing digest keeps the existing key, even if it is revoked."""
+    """Adding a key with a known digest keeps the existing key, even if this key is revoked."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     await owned.keys.revoke('key-1', moment=START)
     await owned.keys.add(replace(KEY, display_name='again'), digest=b'1' * 32)
@@ -107,7 +107,7 @@ async def test_key_with_known_digest_changes_nothing(owned: Any) -> None:
 
 
 async def test_key_revoked_twice_keeps_the_first_revoke_time(owned: Any) -> None:
-    """Revoking a key again keeps its revoke time, and revoking an unknown key returns None."""
+    """Revoking a key again keeps its revoke time; revoking an unknown key returns None."""
     await owned.keys.add(KEY, digest=b'1' * 32)
     assert (await owned.keys.revoke('key-1', moment=START)).revoke_time == START
     assert (await owned.keys.revoke('key-1', moment=START + timedelta(hours=1))).revoke_time == START
@@ -131,7 +131,7 @@ async def test_session_of_another_tenant_is_absent(owned: Any) -> None:
 
 
 async def test_refused_change_of_a_session_is_not_stored(owned: Any) -> None:
-    """The result of `change` is stored; an error that it raises reaches the caller and leaves the session unchanged."""
+    """The result of `change` is stored; if `change` raises an error, the error is raised and nothing is stored."""
     await owned.sessions.add_if_absent(SESSION)
     finished = await owned.sessions.change('alice', 'ses-1', lambda found: found.finished(FinishReason.FAILED))
     assert finished == await owned.sessions.get('alice', 'ses-1')
@@ -181,7 +181,7 @@ async def test_ended_sessions_are_listed_until_they_are_settled(owned: Any) -> N
 
 
 async def test_run_is_replaced_by_its_last_report(stores: Any) -> None:
-    """Saving a run again replaces all fields, and counters above 32 bits are preserved."""
+    """Saving a run again replaces all fields; counters above 32 bits are preserved."""
     await stores.runs.save(RUN)
     assert await stores.runs.get('alice', 'ad-1') == RUN
     later = replace(RUN, step_count=9, user_metadata={}, update_time=START + timedelta(seconds=1))
@@ -191,7 +191,7 @@ async def test_run_is_replaced_by_its_last_report(stores: Any) -> None:
 
 
 async def test_deleted_run_stays_listed(stores: Any) -> None:
-    """A deleted run is listed as inactive, and marking it again keeps its update time."""
+    """A deleted run is listed as inactive; marking it again keeps its update time."""
     await stores.runs.save(RUN)
     for hours in (1, 2):
         await stores.runs.mark_deleted(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
@@ -201,7 +201,7 @@ async def test_deleted_run_stays_listed(stores: Any) -> None:
 
 
 async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
-    """Entries of two tenants with the same id are stored and marked as deleted independently."""
+    """Two tenants' entries with the same id are stored and marked as deleted independently."""
     theirs, other = replace(RUN, tenant_id='bob', step_count=99), replace(CHECKPOINT, tenant_id='bob', size_bytes=1)
     for run in (RUN, theirs):
         await stores.runs.save(run)
@@ -224,7 +224,7 @@ async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
 
 
 async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
-    """Runs that are absent from a snapshot become inactive, and the others stay unchanged."""
+    """Runs that are absent from a snapshot become inactive, and the other runs are unchanged."""
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2'))
     await stores.runs.mark_absent_deleted({('alice', 'ad-2')}, moment=START)
@@ -244,7 +244,7 @@ async def test_runs_are_listed_by_base_model(stores: Any) -> None:
 
 
 async def test_deleted_checkpoint_is_not_listed_until_it_is_saved_again(stores: Any) -> None:
-    """A deleted checkpoint is not listed, and is listed with all fields after it is saved again."""
+    """A deleted checkpoint is not listed; after it is saved again, it is listed with all fields."""
     await stores.checkpoints.save(CHECKPOINT)
     await stores.checkpoints.mark_deleted(('alice', CHECKPOINT.checkpoint_id), moment=START)
     assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []

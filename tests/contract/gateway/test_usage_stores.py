@@ -35,7 +35,7 @@ FULL = Quota(
 
 @dataclass(frozen=True)
 class Stores:
-    """Stores of one implementation, and the usage store of a second gateway on the same database."""
+    """Stores of one implementation, and a second gateway's usage store on the same database."""
 
     quotas: Any
     usage: Any
@@ -74,7 +74,7 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
 
 
 async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
-    """Storing a quota replaces the tenant's previous one; unset limits stay unset."""
+    """Storing a quota replaces the tenant's previous quota; unset limits stay unset."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
     await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))
@@ -101,7 +101,7 @@ async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
 
 
 async def test_repeated_batch_counts_once(stores: Stores) -> None:
-    """A batch that is recorded twice counts once; the same number from another writer is a different batch."""
+    """A batch that is recorded twice counts once; another writer's batch with the same number is a different batch."""
     work = ('alice', 'run-1', Work(prompt_count=1))
     for recorded in (batch(1, work), batch(1, work), batch(2, work), batch(2, work), batch(1, work, writer='w2')):
         await stores.usage.record(recorded)
@@ -128,7 +128,7 @@ async def test_meter_counts_only_its_increase(stores: Stores) -> None:
 
 
 async def test_two_gateways_count_everything_once(stores: Stores) -> None:
-    """Two gateways that add samples and read the same meters concurrently count everything once."""
+    """Two gateways that add samples and read the same meters at the same time count everything once."""
 
     async def record_all(store: Any, writer: str) -> None:
         for number in range(1, 21):
@@ -149,7 +149,7 @@ async def test_two_gateways_count_everything_once(stores: Stores) -> None:
 
 
 async def test_period_covers_whole_hours(stores: Stores) -> None:
-    """A period includes the hours that start in it, and excludes its end."""
+    """A period includes the hours that start in it, but not an hour that starts at its end."""
     for hours in range(3):
         moment = START + timedelta(hours=hours)
         await stores.usage.record(batch(hours + 1, ('alice', '', Work(prompt_count=10**hours)), moment=moment))
@@ -166,7 +166,7 @@ async def test_period_covers_whole_hours(stores: Stores) -> None:
 
 
 async def test_points_of_metrics_are_counted_by_run(database_url: str) -> None:
-    """Runs of the tenant with stored points are listed with their number, also without other usage."""
+    """The tenant's runs with stored points are listed with the number of points, even without other usage."""
     database = await Database.open(database_url)
     metrics, usage = SqlMetricStore(database), SqlUsageStore(database)
     for tenant_id, run_id, count in [('alice', 'run-1', 3), ('alice', 'run-2', 1), ('bob', 'run-3', 5)]:

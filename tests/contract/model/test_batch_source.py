@@ -26,7 +26,7 @@ TEXTS = ['a', 'two words', 'and three words', 'four', 'five and no more']
 
 @dataclass
 class OpenedLoader:
-    """A batch source and a loader of alice with five examples in batches of two."""
+    """A batch source, and a loader of alice with five examples in batches of two."""
 
     source: BatchSource
     loader_id: str
@@ -73,7 +73,7 @@ async def test_cursors_traverse_the_whole_loader(opened: OpenedLoader) -> None:
 
 
 async def test_equal_reference_returns_the_same_batch(opened: OpenedLoader) -> None:
-    """Repeated loads of a reference, even with only a row count, return the same examples and cursor."""
+    """Repeated loads of a reference, even one with only a row count, return the same examples and cursor."""
     _, cursor = await opened.load()
     first = await opened.load(cursor)
     assert await opened.load(cursor) == first
@@ -88,7 +88,7 @@ async def test_error_at_the_end_contains_the_position(opened: OpenedLoader) -> N
 
 
 async def test_loader_of_another_tenant_is_not_found(opened: OpenedLoader) -> None:
-    """Another tenant's loader raises the same error as an unknown one."""
+    """Another tenant's loader raises the same error as an unknown loader."""
     unknown = OpenedLoader(opened.source, 'ld-unknown', [])
     for loader, caller in ((opened, BOB), (unknown, ALICE)):
         with pytest.raises(DomainError) as refusal:
@@ -98,7 +98,7 @@ async def test_loader_of_another_tenant_is_not_found(opened: OpenedLoader) -> No
 
 @pytest.mark.parametrize('cursor', [LoaderCursor(consumed_rows=1), LoaderCursor(consumed_rows=2, state=b'forged')])
 async def test_cursor_of_another_loader_is_refused(opened: OpenedLoader, cursor: LoaderCursor) -> None:
-    """A cursor that is not between two batches, or belongs to another loader, is refused; the error names its field."""
+    """The error for a cursor that is not between two batches, or belongs to another loader, names its field."""
     with pytest.raises(InvalidField) as refusal:
         await opened.load(cursor)
     assert refusal.value.violations[0].field.startswith('batch.loader.cursor')

@@ -51,7 +51,7 @@ async def test_adapter_and_its_creation_request_are_returned_unchanged(reopen):
 
 
 async def test_a_removed_adapter_leaves_only_its_creation_request(reopen):
-    """A removed adapter cannot be restored, but its creation request stays in the journal."""
+    """A removed adapter cannot be restored; its creation request stays in the journal."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -122,7 +122,7 @@ async def test_recorded_outcome_is_bitwise_unchanged(reopen):
 
 
 async def test_number_of_a_revoked_operation_is_available(reopen):
-    """A revoked operation is deleted, and another one may use its number."""
+    """A revoked operation is deleted, and another operation may use its number."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -135,7 +135,7 @@ async def test_number_of_a_revoked_operation_is_available(reopen):
 
 
 async def test_operation_replaces_an_earlier_one_without_outcome(reopen):
-    """The last operation accepted under a number replaces an earlier one without outcome."""
+    """The last operation that is accepted with a number replaces an earlier one without an outcome."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1, length=20_000))
@@ -162,7 +162,7 @@ async def test_settled_verb_is_recorded_and_not_replayed(reopen):
 
 
 async def test_late_outcome_does_not_change_a_newer_adapter_record(reopen):
-    """Recording an older outcome late does not change the adapter's newer record."""
+    """If an older outcome is recorded late, the adapter's newer record is not changed."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in (1, 2):
@@ -195,7 +195,7 @@ async def test_amendment_is_returned_unless_a_later_operation_is_recorded(reopen
 
 
 async def test_restore_starts_from_the_newest_snapshot(reopen):
-    """The newest snapshot is returned unchanged; before the first one, the adapter is returned as it was created."""
+    """The newest snapshot is returned unchanged; before the first snapshot, the adapter is returned as created."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     first = await journal.snapshot_before('ad-1')
@@ -221,7 +221,7 @@ async def test_adapter_created_from_a_checkpoint_has_a_snapshot(reopen):
 
 
 async def test_only_the_last_two_snapshots_are_kept(reopen):
-    """A restore can start from either of the last two snapshots and from no older one."""
+    """A restore can start from each of the last two snapshots, and from no older snapshot."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 13):
@@ -241,7 +241,7 @@ async def test_only_the_last_two_snapshots_are_kept(reopen):
 
 
 async def test_last_two_steps_can_be_undone(reopen):
-    """The last two applied steps are reported, and the state before each can be restored."""
+    """The last two applied steps are reported, and the state before each of them can be restored."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 21):
@@ -257,7 +257,7 @@ async def test_last_two_steps_can_be_undone(reopen):
 
 
 async def test_undone_step_is_not_reported(reopen):
-    """Undone steps are no longer reported, and a restore starts from the state of the undo."""
+    """Undone steps are not reported, and a restore starts from the state of the undo."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
     for number in range(1, 7):
@@ -274,7 +274,7 @@ async def test_undone_step_is_not_reported(reopen):
         await journal.entries('ad-1', after=0)
 
 
-async def test_undone_steps_do_not_use_up_the_undo_limit(reopen):
+async def test_undone_steps_do_not_count_toward_the_undo_limit(reopen):
     """Earlier steps can still be undone after several later steps were undone."""
     journal = await reopen()
     adapter = await add(journal, make_adapter())
@@ -313,7 +313,7 @@ def _is_equal_state(one, other):
 
 
 async def test_attempts_at_other_work_are_counted_until_a_reset(reopen):
-    """Attempts at work add up over restarts, for each name, until a reset or the deletion of the adapter."""
+    """Attempts at work add up over restarts, by name, until a reset or the deletion of the adapter."""
     journal = await reopen()
     await add(journal, make_adapter())
     for count in (1, 2):
@@ -330,7 +330,7 @@ async def test_attempts_at_other_work_are_counted_until_a_reset(reopen):
 
 
 async def test_progress_resets_the_count_of_attempts(reopen):
-    """An attempt that gets further than all earlier ones sets the count to 1, and a reset removes the progress."""
+    """An attempt with more progress than all earlier attempts sets the count to 1; a reset removes the progress."""
     journal, work = await reopen(), 'restores of ad-1'
     counts = []
     for position in (0, 16, 16, 8, 32, 0):
@@ -347,7 +347,7 @@ async def test_progress_resets_the_count_of_attempts(reopen):
 
 
 async def test_attempts_are_counted_until_one_completes(reopen):
-    """Attempts to replay an operation add up over restarts, and are reset by a completed attempt or a new request."""
+    """Attempts to replay an operation add up over restarts; a completed attempt or a new request resets them."""
     journal = await reopen()
     await add(journal, make_adapter())
     operation = batch_operation(1)

@@ -58,7 +58,7 @@ async def test_an_adapter_is_described_with_every_default(backend):
 
 
 async def test_deleting_an_unknown_adapter_is_not_an_error(backend):
-    """Deleting an unknown adapter is not an error."""
+    """Deleting an unknown adapter has no effect and raises no error."""
     await backend.delete_adapter('unknown')
     await backend.create_adapter('a', LoraConfig(r=2), TrainingConfig())
     await backend.delete_adapter('a')
@@ -79,7 +79,7 @@ async def test_results_are_in_the_order_of_the_batch(backend):
 
 
 async def test_exported_state_can_be_imported(backend):
-    """An imported state with the trainer's state restores the weights and the step count."""
+    """Importing a state together with the trainer's state restores the weights and the step count."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig())
     await backend.run('a', ForwardBackward(features=[draw_example()]))
     await backend.run('a', ClipGradAndStep())
@@ -94,7 +94,7 @@ async def test_exported_state_can_be_imported(backend):
 
 
 async def test_data_cursor_is_restored_with_the_trainer_state(backend):
-    """A saved data cursor is returned with the trainer's state only."""
+    """A saved data cursor is returned only if the trainer's state is loaded."""
     await backend.create_adapter('a', LoraConfig(r=2, seed=1), TrainingConfig(gradient_accumulation_steps=2))
     await backend.create_adapter('b', LoraConfig(r=2, seed=1), TrainingConfig())
     for consumed in (None, 0, 7):
@@ -106,7 +106,7 @@ async def test_data_cursor_is_restored_with_the_trainer_state(backend):
 
 
 async def test_loading_drops_a_pending_forward(backend):
-    """Loading drops a pending Forward: Backward is refused, and a snapshot is possible again."""
+    """Loading drops a pending Forward: Backward is then refused, and a snapshot is possible again."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())
     for is_trainer_included in (False, True):
@@ -136,7 +136,7 @@ async def test_batched_results_equal_separate_results_bitwise(backend):
 
 
 async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
-    """Each result contains the number of its passes and the number of adapters in them."""
+    """Each result contains the number of its passes and the number of adapters in these passes."""
     for adapter_id in ('a', 'b'):
         await backend.create_adapter(adapter_id, LORA[adapter_id], TrainingConfig())
     for run in (await run_to_end(backend, parts_of(ForwardBackward, 'a', 'b'))).values():
@@ -147,7 +147,7 @@ async def test_result_contains_the_number_of_adapters_in_its_passes(backend):
 
 
 async def test_a_failing_part_does_not_affect_the_others(backend):
-    """Errors are returned in order, and the results and states of other parts are unaffected."""
+    """Errors are returned in order, and do not affect the results and states of other parts."""
     _, expected = await train_alone(backend, 'a')
     await backend.delete_adapter('a')
     for adapter_id in ('a', 'b'):
@@ -170,7 +170,7 @@ async def test_a_failing_part_does_not_affect_the_others(backend):
 
 
 async def test_run_pass_returns_the_errors_of_run(backend):
-    """`run` raises and `run_pass` returns the same error."""
+    """`run` raises an error that `run_pass` returns."""
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
     verb = ForwardBackward(features=FULLY_MASKED)
     with pytest.raises(DomainError) as caught:
@@ -199,7 +199,7 @@ def without_times(state):
 
 
 async def run_all(backend, adapter_id, verbs):
-    """Run verbs; return their results without times, as values that are equal only if the results are bitwise equal."""
+    """Run verbs; return their results without times, in a form for bitwise comparison."""
     results = []
     for verb in verbs:
         outcome = (await backend.run(adapter_id, verb)).outcome
@@ -213,7 +213,7 @@ async def run_all(backend, adapter_id, verbs):
 
 
 async def test_restored_adapter_continues_bitwise(backend):
-    """A restored adapter continues with bitwise the same results and state, including its gradient and its dropout."""
+    """A restored adapter has bitwise the same later results and state, including its gradient and its dropout."""
     await backend.create_adapter('a', LORA['b'], CONFIG)
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a']), ClipGradAndStep()])
     await run_all(backend, 'a', [ForwardBackward(features=BATCHES['a'])])

@@ -25,7 +25,7 @@ BATCH_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
 
 
 async def test_loss_of_a_batch_equals_the_same_loss_of_the_adapter(backend):
-    """A loss given with a batch leads to the same results and final state as the same loss of the adapter."""
+    """The loss of a batch gives the same results and final state as the same loss of the adapter."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=BATCH_LOSS))
     plain = await backend.run('a', ForwardBackward(features=BATCHES['a']))
@@ -47,7 +47,7 @@ async def test_loss_of_a_batch_equals_the_same_loss_of_the_adapter(backend):
 )
 @pytest.mark.parametrize('verb', [ForwardBackward, ForwardOnly])
 async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, error, field):
-    """An unknown loss or loss option of a batch is refused, its field is named, and other parts are not affected."""
+    """The error for a batch's unknown loss or loss option names the field, and other parts are not affected."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LORA[name], TrainingConfig())
     before = await backend.export_state('a', is_trainer_included=True)
@@ -63,7 +63,7 @@ async def test_an_unknown_loss_of_a_batch_changes_nothing(backend, verb, loss, e
 
 
 async def test_options_of_a_step_do_not_change_the_defaults(backend):
-    """Options of one step change the trained weights, but not the configuration of new adapters."""
+    """Options of one step change the trained weights but not the adapter's configuration."""
     weights = {}
     for name, options in (('a', {}), ('b', {'weight_decay': 0.5, 'betas': [0.9, 0.95], 'eps': 1e-12})):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig())

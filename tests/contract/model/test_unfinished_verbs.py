@@ -10,12 +10,12 @@ from services.model.domain.operation import ForwardBackward, ForwardOnly
 from services.model.domain.training_config import TrainingConfig
 
 LONG = [draw_example(length, seed=length) for length in (30, 50, 31, 64, 40, 20, 60, 55)]
-"""A batch of several passes on each backend."""
+"""A batch that takes several passes on each backend."""
 
 
 @pytest.mark.parametrize('verb_type', [ForwardBackward, ForwardOnly])
 async def test_other_calls_run_between_the_passes_of_a_verb(backend, verb_type):
-    """Other adapters are created, trained, saved and deleted between two passes of a verb, and no result changes."""
+    """Other adapters are created, trained, saved and deleted between a verb's passes, and no result changes."""
     await backend.create_adapter('b', LORA['b'], TrainingConfig())
     expected = await backend.run('b', verb_type(features=LONG))
     assert expected.pass_count > 1

@@ -30,7 +30,7 @@ STATE = AdapterState(
 
 @pytest.fixture(params=['fake', 'checkpoint-service', 'shared-memory'])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WeightStore]:
-    """Each implementation, acting on behalf of a tenant."""
+    """Each implementation, which acts on behalf of a tenant."""
     with acting_for(checkpoint_service.ALICE):
         if request.param == 'fake':
             yield FakeStore()
@@ -77,7 +77,7 @@ async def test_an_absent_checkpoint_is_not_found(store):
 
 
 async def test_only_the_same_request_can_repeat_a_save(store):
-    """Repeating a save returns the same result; another request is refused because the name is in use."""
+    """A repeated save returns the same result; another request is refused because the name is in use."""
     save = Save(name='two')
     weights = replace(STATE, trainer={})
     first, second = [
@@ -90,7 +90,7 @@ async def test_only_the_same_request_can_repeat_a_save(store):
 
 
 async def test_publish_is_idempotent(store):
-    """Publishing the same version with the same state again returns the same result."""
+    """Publishing the same version again, with the same state, returns the same result."""
     weights = replace(STATE, trainer={})
     results = [
         await store.publish_version('ad-1', weights, base_model='org/tiny', version=1, is_pinned=False)
@@ -101,7 +101,7 @@ async def test_publish_is_idempotent(store):
 
 
 async def test_only_an_existing_checkpoint_counts_as_stored(store):
-    """An existing checkpoint counts as stored, and an unknown one does not."""
+    """An existing checkpoint counts as stored; an unknown checkpoint does not."""
     saved = await store.save('ad-1', STATE, base_model='org/tiny', save=Save(name='kept'), request_id='ad-1:2:f')
     assert await store.has_lasting_checkpoint(saved.checkpoint_path)
     assert not await store.has_lasting_checkpoint('twinkle://ad-1/weights/none')

@@ -38,7 +38,7 @@ ALLOWED_PREPOSITIONS = {
     'twinkle.api.model.v1.WatchOperationsRequest.after_sequence_number',
     'twinkle.api.sampler.v1.AdapterRef.at_least',
 }
-"""Fields whose preposition belongs to an established term. This set may only shrink."""
+"""Fields whose preposition belongs to an established term. No field may be added to this set."""
 WITHOUT_DEADLINE = {
     'twinkle.api.checkpoint.v1.CheckpointService.UploadCheckpoint',
     'twinkle.api.checkpoint.v1.CheckpointService.WatchCheckpoints',
@@ -56,7 +56,7 @@ WITHOUT_DEADLINE = {
 }
 """Streams without a deadline. Clients resume them instead of retrying the call."""
 TENANT_ADMINISTRATION = 'twinkle.api.gateway.v1.'
-"""The only package whose requests may name a tenant, because administrators send them."""
+"""The only package whose requests may have a field for a tenant, because administrators send these requests."""
 
 
 def test_integers_are_signed() -> None:
@@ -110,7 +110,7 @@ def test_field_names_have_no_prepositions() -> None:
 
 
 def test_requests_do_not_name_a_tenant() -> None:
-    """Only requests of the gateway's package, which has the tenant administration, have a field for the tenant."""
+    """Only requests of the gateway's package, which contains the administration of tenants, have a tenant field."""
     violations = [
         field.full_name
         for field in _fields()

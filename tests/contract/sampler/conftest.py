@@ -1,4 +1,4 @@
-"""Fixtures for the engines that the contract tests use. The vLLM engine is started once and shared by all tests."""
+"""Fixtures for the engines of the contract tests. The vLLM engine starts once, and all tests share it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests that both engines avoid adapter failures that occurred in other inference systems."""
+"""Both engines avoid failures of adapters that other inference systems have had."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
 
 
 async def test_adapter_without_an_update_equals_the_base_model(real_engine):
-    """An adapter that was created and never trained has exactly the base model's tokens and log-probabilities."""
+    """An adapter that was never trained has exactly the base model's tokens and log-probabilities."""
     tensors = {
         name: TensorData.from_numpy(np.zeros(tensor.shape, np.float32)) if 'lora_B' in name else tensor
         for name, tensor in lora_tensors(7).items()
@@ -41,7 +41,7 @@ async def test_adapter_without_an_update_equals_the_base_model(real_engine):
 
 @pytest.mark.parametrize('real_engine', mostly_slow(['torch', 'vllm']), indirect=True)
 async def test_adapters_added_while_all_slots_run_change_no_token(real_engine):
-    """Loading and sampling more adapters changes no token of the running requests that use every slot."""
+    """Loading and sampling more adapters changes no token of running requests, even if these use every slot."""
     keys = [VersionKey(replace(ONE.adapter, name=f'ad-{slot}'), 1) for slot in range(40, 40 + VLLM_SLOTS)]
     for number, key in enumerate(keys):
         await real_engine.load_adapter(key, lora_weights(40 + number))
@@ -100,7 +100,7 @@ async def test_scale_is_applied_once_after_each_reload(real_engine, small_store)
     for _ in range(3):
         np.testing.assert_array_equal(await score_of('scaled'), scaled)
         for key in (ONE, TWO):
-            # These versions occupy the slots of vLLM, so the adapter is copied into a slot again.
+            # These versions occupy vLLM's slots, so the adapter must be copied into a slot again.
             await score(real_engine, key, TEXT)
         np.testing.assert_array_equal(await score_of('scaled'), scaled)
         await score_of('unscaled')

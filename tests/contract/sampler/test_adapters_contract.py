@@ -22,16 +22,16 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 TEXT = tuple(3 + (7 * index) % 250 for index in range(60))
 BOUND = 1e-4
-"""Maximum difference of a log-probability from transformers and PEFT, in float32."""
+"""Maximum difference between log-probabilities here and those of transformers and PEFT, in float32."""
 CHOSEN = np.array([[-1, -1], [-1, 7], [-1, -1]], np.int32)
-"""A token to score at one position of the short prompt."""
+"""A token to score at one position of the short prompt; -1 requests no score."""
 CONFIGS = {
     'alpha': LORA,
     'rslora': replace(LORA, use_rslora=True),
     'alpha_pattern': replace(LORA, alpha_pattern={'q_proj': 9.0}),
     'bfloat16': LORA,
 }
-"""LoRA configurations by the property that they test; the weights of `bfloat16` have this dtype."""
+"""LoRA configurations by the property that they test. The weights of `bfloat16` have this dtype."""
 
 
 @pytest.fixture(scope='module')
@@ -42,7 +42,7 @@ def oracles(tiny_llama_dir: Path) -> dict[VersionKey | None, TinyOracle]:
 
 
 def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> AdapterWeights:
-    """Return the weights of a version with the given configuration, optionally truncated to bfloat16."""
+    """Return the weights of a version with this configuration, optionally truncated to bfloat16."""
     weights = replace(lora_weights(version), lora_config=config)
     if dtype == 'float32':
         return weights
@@ -54,7 +54,7 @@ def check_scores(found: np.ndarray, oracle: TinyOracle, text: Sequence[int]) -> 
     """Compare log-probabilities with PEFT's.
 
     The difference may exceed `BOUND` by twice the rounding error of PEFT in float32. On an Intel Xeon with AVX-512,
-    vLLM differs by 1.5e-4 at a position where that error is 4e-5.
+    vLLM differs by 1.5e-4 at a position where PEFT's rounding error is 4e-5.
     """
     differences = np.abs(found - oracle.score(text))
     assert np.all(differences <= BOUND + 2 * oracle.rounding_errors(text)), differences.max()
@@ -82,7 +82,7 @@ async def test_greedy_tokens_equal_those_of_generate(real_engine, oracles, key):
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_updates_are_scaled_once(real_engine, tiny_llama_dir, name):
-    """Alpha, its pattern and rank stabilization are applied once, even after a version is reloaded."""
+    """Alpha, alpha patterns and rank stabilization are applied once, even after a version is reloaded."""
     weights = weights_of(3, CONFIGS[name], dtype='bfloat16' if name == 'bfloat16' else 'float32')
     key = VersionKey(ONE.adapter, 3)
     expected = TinyOracle(tiny_llama_dir, weights).score(TEXT)
@@ -122,7 +122,7 @@ async def test_base_requests_use_no_adapter_while_every_slot_is_in_use(real_engi
 
 
 async def test_a_version_that_is_not_loaded_is_refused(real_engine, oracles):
-    """A request for an unknown version fails without affecting concurrent and later requests."""
+    """A request for an unknown version fails, and affects no concurrent or later request."""
     concurrent = asyncio.create_task(run(real_engine, make_request('concurrent', ONE, max_tokens=24)))
     await settle(real_engine)
     with pytest.raises(VersionNotFound):
@@ -150,7 +150,7 @@ async def test_loading_does_not_affect_running_requests(real_engine):
 
 
 async def test_a_failed_load_during_a_pause_has_no_effect(real_engine):
-    """A refused load during a pause does not end the pause, and other versions can be loaded."""
+    """A load that is refused during a pause does not end the pause, and other versions can be loaded."""
     alone = await run(real_engine, make_request('one', ONE, max_tokens=24, temperature=0))
     running = asyncio.create_task(run(real_engine, make_request('one', ONE, max_tokens=24, temperature=0)))
     await settle(real_engine)
@@ -201,7 +201,7 @@ def _truncate_to_bfloat16(tensor: TensorData) -> TensorData:
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 async def test_nan_weights_fail_only_the_requests_that_use_them(real_engine, temperature):
-    """Requests for a version with NaN weights fail with the adapter's id, and other requests are not affected."""
+    """Requests for a version with NaN weights fail with the adapter's id; other requests are not affected."""
     key = VersionKey(ONE.adapter, 77)
     weights = lora_weights(77)
     nan_weights = {

@@ -26,7 +26,7 @@ async def complete(engine, name='it'):
 
 
 async def test_replaced_base_is_used_with_its_version(engine, tiny_llama_dir: Path):
-    """Tokens have the version of the new base, equal weights give bitwise equal results, and caches are not reused."""
+    """Tokens have the new base's version, equal weights give bitwise equal results, and caches are not used again."""
     await complete(engine)
     await engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     first, first_logprobs, spans = await complete(engine)
@@ -41,7 +41,7 @@ async def test_replaced_base_is_used_with_its_version(engine, tiny_llama_dir: Pa
 
 
 async def test_base_can_be_restored_bitwise(real_engine, tiny_llama_dir: Path):
-    """New base weights give the results of transformers, and restoring the old weights restores the results bitwise."""
+    """New base weights give the results of transformers; restoring the old weights restores the results bitwise."""
     before = (await score(real_engine, None, TEXT)).tobytes()
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     np.testing.assert_allclose(
@@ -52,7 +52,7 @@ async def test_base_can_be_restored_bitwise(real_engine, tiny_llama_dir: Path):
 
 
 async def test_adapters_apply_to_a_replaced_base(real_engine, tiny_llama_dir: Path):
-    """An adapter applies to the current base, and gives its old results after the old base is restored."""
+    """An adapter applies to the current base, and gives its old results once the old base is restored."""
     before = await score(real_engine, ONE, TEXT)
     await real_engine.replace_base(whole_weights(tiny_llama_dir, 1, factor=1.25))
     assert not np.array_equal(await score(real_engine, ONE, TEXT), before)

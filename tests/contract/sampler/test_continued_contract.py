@@ -1,4 +1,4 @@
-"""Contract tests of the continuation of interrupted sequences, by the same engine or a different one."""
+"""Contract tests of interrupted sequences that the same engine or the other engine continues."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PRINTABLE = range(33, 127)
 
 
 async def run_rest(engine: SamplerEngine, request: GenerationRequest, so_far: SequenceSoFar) -> Sampled:
-    """Run the rest of a request that has one sequence, and return the sampled rest."""
+    """Run the rest of a request with one sequence, and return the sampled rest."""
     rest = GenerationRequest(
         request_id='rest',
         prompt_token_ids=request.prompt_token_ids,
@@ -46,7 +46,7 @@ async def check_interruptions(engine: SamplerEngine, request: GenerationRequest,
 
 @pytest.mark.parametrize('adapter', [None, ONE])
 async def test_greedy_sequence_continues_identically(engine, adapter):
-    """A greedy sequence that is interrupted after any token has the same result as the uninterrupted run."""
+    """A greedy sequence that is interrupted after any token has the same result as an uninterrupted run."""
     whole = await check_interruptions(engine, make_request(adapter=adapter, max_tokens=8, temperature=0), range(9))
     ((span,),) = whole.spans
     assert (span.version, span.begin_token, span.end_token) == (adapter.version if adapter else 0, 0, 8)
@@ -66,7 +66,7 @@ async def test_penalties_count_delivered_tokens(real_engine, penalty):
 
 
 async def test_min_tokens_counts_from_the_start(real_engine):
-    """`min_tokens` counts delivered tokens, so a stop token is suppressed as long as in the uninterrupted run."""
+    """`min_tokens` counts delivered tokens, so a stop token is suppressed as long as in an uninterrupted run."""
     unlimited = await run(real_engine, make_request(max_tokens=10, temperature=0))
     params = {'max_tokens': 10, 'temperature': 0, 'min_tokens': 6, 'stop': unlimited.tokens[0][:5]}
     whole = await check_interruptions(real_engine, make_request(**params), range(10))
@@ -112,7 +112,7 @@ async def test_an_impossible_continuation_is_refused(engine):
 
 
 async def test_the_other_engine_continues_a_sequence(torch_engine, vllm_engine):
-    """A greedy sequence started by one engine is completed identically by the other."""
+    """One engine completes a greedy sequence that the other engine started, with identical tokens."""
     request = make_request(adapter=ONE, max_tokens=8, temperature=0)
     for first, second in ((torch_engine, vllm_engine), (vllm_engine, torch_engine)):
         events = await events_of(first, request)

@@ -1,4 +1,4 @@
-"""Contract tests of sampling parameters: equal effects in both engines, and refusals of unsupported parameters."""
+"""Contract tests of sampling parameters: equal effects in both engines, and errors for unsupported parameters."""
 
 import asyncio
 import json
@@ -34,14 +34,14 @@ async def test_penalties_are_equal_in_both_engines(torch_engine, vllm_engine, pe
 
 
 async def test_a_single_candidate_is_the_most_likely_token(real_engine):
-    """A `min_p` or `top_k` of 1, or a tiny `top_p`, gives greedy tokens at a temperature above 1."""
+    """A `min_p` or `top_k` of 1, or a tiny `top_p`, gives greedy tokens even at a temperature above 1."""
     greedy = await run(real_engine, make_request(max_tokens=12, temperature=0))
     for params in ({'min_p': 1.0}, {'top_k': 1}, {'top_p': 1e-6}):
         assert (await run(real_engine, make_request(max_tokens=12, temperature=1.5, **params))).tokens == greedy.tokens
 
 
 async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
-    """Every sampled token has at least `min_p` times the probability of the most likely one."""
+    """Every sampled token has at least `min_p` times the probability of the most likely token."""
     sampled = await run(real_engine, make_request(max_tokens=40, min_p=0.3, logprobs=1, seed=3))
     assert any(entry[0][0] != entry[1][0] for entry in sampled.logprobs[0])
     for chosen, best in sampled.logprobs[0]:
@@ -49,7 +49,7 @@ async def test_min_p_is_relative_to_the_most_likely_token(real_engine):
 
 
 async def test_samples_depend_on_the_seed(real_engine):
-    """Three samples of a request differ, are repeated with the same seed, and are different with a new seed."""
+    """Three samples of a request differ; the same seed repeats them, and a new seed gives other samples."""
     first, again = [await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=5)) for _ in range(2)]
     other = await run(real_engine, make_request(max_tokens=10, num_samples=3, seed=6))
     assert len({tuple(tokens) for tokens in first.tokens}) == 3
@@ -58,19 +58,19 @@ async def test_samples_depend_on_the_seed(real_engine):
 
 
 async def test_seeded_samples_do_not_depend_on_divided_prompts(real_engine):
-    """Seeded requests whose prompts exceed a step together give the tokens that each gives alone."""
+    """If the prompts of seeded requests together exceed a step, each request gives the same tokens as alone."""
     prompts = [tuple(range(2 + start, 2 + start + 150)) for start in range(6)]
     requests = [
         make_request(f'seeded {seed}', prompt=prompt, max_tokens=6, num_samples=2, seed=seed)
         for seed, prompt in enumerate(prompts)
     ]
-    # Together first, because a later request finds its prompt in the cache.
+    # The requests run together first, because a later request would find its prompt in the cache.
     together = await asyncio.gather(*(run(real_engine, request) for request in requests))
     assert [result.tokens for result in together] == [(await run(real_engine, request)).tokens for request in requests]
 
 
 async def test_logprobs_are_before_temperature_and_filters(real_engine):
-    """Reported log-probabilities are those of the model, before temperature and filters."""
+    """Reported log-probabilities are the model's, before temperature and filters."""
     plain = await run(real_engine, make_request(max_tokens=1, temperature=0, logprobs=3))
     sampled_hot = await run(real_engine, make_request(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
     assert sampled_hot.tokens == plain.tokens
@@ -78,7 +78,7 @@ async def test_logprobs_are_before_temperature_and_filters(real_engine):
         assert one == pytest.approx(other, abs=1e-5)
 
 
-async def test_stop_string_is_cut_from_the_text(real_engine):
+async def test_stop_string_is_not_part_of_the_text(real_engine):
     """The text ends before the stop string, and the tokens are a prefix of the tokens without a stop string."""
     plain = await run(real_engine, make_request(prompt=(1, 60), max_tokens=30, temperature=0))
     begin = next(index for index in range(1, len(plain.texts[0])) if plain.texts[0][index].isascii())
@@ -114,7 +114,7 @@ FORMS = {
 @pytest.mark.parametrize('key', [None, ONE])
 @pytest.mark.slow
 async def test_vllm_enforces_structured_output(vllm_engine, form, key):
-    """The text of a request for structured output has the requested structure, and generation then stops."""
+    """Text for a structured output has the requested structure, and then generation stops."""
     output, is_valid = FORMS[form]
     sampled = await run(
         vllm_engine, make_request(adapter=key, max_tokens=400, ignore_eos=False, structured_output=output)
@@ -139,7 +139,7 @@ async def test_malformed_structured_output_is_refused(vllm_engine):
 
 
 async def test_engine_uses_the_stored_dtype(real_engine):
-    """A float32 checkpoint is computed in float32, although vLLM's 'auto' would use bfloat16."""
+    """A float32 checkpoint is computed in float32, although vLLM's 'auto' would select bfloat16."""
     assert real_engine.facts.dtype == 'float32'
 
 

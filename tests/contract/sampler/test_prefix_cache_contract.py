@@ -1,4 +1,4 @@
-"""Contract tests of the prefix cache, which is shared only between requests with the same salt and version."""
+"""Contract tests of the prefix cache. Requests share entries only if they have the same salt and version."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ async def complete_long_prompt(engine: SamplerEngine, key: VersionKey | None, sa
 
 @pytest.mark.parametrize('key', [None, ONE])
 async def test_cached_prompt_gives_the_same_tokens(real_engine, key):
-    """A prompt found in the cache gives the same tokens as without the cache."""
+    """A prompt from the cache gives the same tokens as without the cache."""
     cold, warm = [await complete_long_prompt(real_engine, key) for _ in range(2)]
     assert cold.prompt.cached_tokens == 0
     assert warm.tokens == cold.tokens
@@ -38,7 +38,7 @@ async def test_vllm_reuses_a_cached_prompt(vllm_engine):
 
 
 async def test_cache_is_not_shared_between_versions_or_with_the_base(real_engine):
-    """A prompt cached for one version is not used for another version or the base model."""
+    """A prompt that is cached for one version is not used for another version or the base model."""
     cold = {key: await complete_long_prompt(real_engine, key, 'versions') for key in (None, ONE, TWO)}
     assert [sampled.prompt.cached_tokens for sampled in cold.values()] == [0, 0, 0]
     await real_engine.reset_prefix_cache()
@@ -49,14 +49,14 @@ async def test_cache_is_not_shared_between_versions_or_with_the_base(real_engine
 
 
 async def test_cache_is_not_shared_between_salts(real_engine):
-    """A prompt cached with another salt is not used, so response times reveal nothing about other tenants."""
+    """A prompt that is cached with another salt is not used, so response times reveal nothing about other tenants."""
     await complete_long_prompt(real_engine, ONE, 'alice')
     assert (await complete_long_prompt(real_engine, ONE, 'bob')).prompt.cached_tokens == 0
     assert (await complete_long_prompt(real_engine, ONE, '')).prompt.cached_tokens == 0
 
 
 async def test_a_reloaded_version_does_not_use_old_prefixes(real_engine):
-    """A version that is reloaded with other weights uses no prefixes cached for the old weights."""
+    """A version that is reloaded with other weights does not use prefixes that were cached for the old weights."""
     await real_engine.load_adapter(RELOADED_KEY, lora_weights(7))
     first = await complete_long_prompt(real_engine, RELOADED_KEY)
     await real_engine.unload_adapter(RELOADED_KEY)

@@ -1,4 +1,4 @@
-"""Contract tests of prompt probes: chosen tokens and drawn tokens at each position of a prompt."""
+"""Contract tests of prompt probes: scores of given tokens, and drawn tokens, at each position of a prompt."""
 
 import asyncio
 from pathlib import Path
@@ -21,16 +21,16 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 LONG_PROMPT = tuple(3 + (5 * index) % 250 for index in range(90))
 """A prompt of several chunks on the torch engine, and of several blocks of vLLM's cache."""
 MILD = VersionKey(ONE.adapter, 5)
-"""A version with smaller weights than the others, so that rounding errors stay below the tolerance."""
+"""A version with smaller weights than other versions, so that rounding errors stay below the tolerance."""
 TOLERANCE = {'torch': 1e-5, 'vllm': 2e-5}
-"""Maximum difference of a log-probability from transformers in float32; vLLM sums in a different order."""
+"""Maximum difference of a log-probability from transformers in float32; vLLM adds in a different order."""
 SHARED_STEP_TOLERANCE = {'torch': 0.0, 'vllm': 1e-4}
-"""Maximum difference between a request in a shared step and alone. vLLM's rounding depends on the requests of a step;
-2.8e-5 was measured, and the other contract tests of vLLM allow 1e-4."""
+"""Maximum difference between a request in a shared step and the same request alone. vLLM's rounding depends on the
+requests of a step; 2.8e-5 was measured, and other contract tests of vLLM allow 1e-4."""
 
 
 def some_targets(rows: int, columns: int = 6) -> np.ndarray:
-    """Return int32 [rows, columns] tokens. About 40% are -1, which requests no token, and some rows are all -1."""
+    """Return int32 [rows, columns] tokens. About 40% of them are -1, which requests no token; some rows are all -1."""
     random = np.random.default_rng(rows)
     targets = random.integers(0, 256, (rows, columns)).astype(np.int32)
     targets[random.random(targets.shape) < 0.3] = -1
@@ -39,7 +39,7 @@ def some_targets(rows: int, columns: int = 6) -> np.ndarray:
 
 
 async def oracle_of(engine: SamplerEngine, folder: Path, *, has_adapter: bool) -> TinyOracle:
-    """Return a reference for the base model, or for the version `MILD` after loading this version into the engine."""
+    """Return a reference for the base model, or load the version `MILD` and return a reference for this version."""
     if not has_adapter:
         return TinyOracle(folder)
     tensors = {name: tensor.to_numpy() * np.float32(0.2) for name, tensor in lora_tensors(MILD.version).items()}
@@ -51,7 +51,7 @@ async def oracle_of(engine: SamplerEngine, folder: Path, *, has_adapter: bool) -
 
 
 async def probe(engine: SamplerEngine, key: VersionKey | None = None, **params) -> Sampled:
-    """Run a request with a probe, made of `targets` and `draws`, for the long prompt."""
+    """Run a request for the long prompt, with a probe of `targets` and `draws`."""
     wanted = PromptProbe(target_token_ids=params.pop('targets', None), draw_count=params.pop('draws', 0))
     given = {'prompt': LONG_PROMPT, 'max_tokens': 1, **params}
     return await run(engine, make_request(f'probe {key}', key, prompt_probe=wanted, **given))
@@ -72,7 +72,7 @@ async def test_targets_have_the_log_probabilities_of_transformers(real_engine, t
 
 
 async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(real_engine):
-    """Probes of several versions and requests for the most likely tokens give the results of separate requests."""
+    """Probes of several versions, and requests for the most likely tokens, give the results of separate requests."""
     targets = some_targets(len(LONG_PROMPT) - 1)
 
     def probes() -> list:
@@ -102,7 +102,7 @@ async def test_probes_and_other_requests_in_one_batch_do_not_affect_each_other(r
 
 @pytest.mark.parametrize('temperature', mostly_slow([0.25, 0.0, 2.0]))
 async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tiny_llama_dir, temperature):
-    """The most likely token is drawn as often as the temperature implies, and log-probabilities ignore temperature."""
+    """The most likely token is drawn as often as the temperature implies; log-probabilities ignore the temperature."""
     oracle = await oracle_of(real_engine, tiny_llama_dir, has_adapter=True)
     drawn = (await probe(real_engine, MILD, draws=60, temperature=temperature, top_k=1)).prompt.probe
     rows = len(LONG_PROMPT) - 1
@@ -123,7 +123,7 @@ async def test_draws_follow_the_distribution_at_the_temperature(real_engine, tin
 
 
 async def test_seed_repeats_draws(real_engine):
-    """The same seed gives the same drawn tokens; a different seed, and the next draw, give different tokens."""
+    """The same seed gives the same drawn tokens; another seed, and the next draw, give different tokens."""
     first, again, other = [
         (await probe(real_engine, draws=4, seed=seed, temperature=2)).prompt.probe.drawn_token_ids for seed in (1, 1, 2)
     ]
@@ -149,7 +149,7 @@ async def test_prompt_of_one_token_has_an_empty_result(real_engine):
     ],
 )
 async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targets):
-    """Targets with a wrong number of rows, or outside the vocabulary, are refused, and the error names the field."""
+    """The error for targets with a wrong number of rows, or outside the vocabulary, names the field."""
     with pytest.raises(InvalidField) as refusal:
         await probe(real_engine, prompt=PROMPT, targets=targets)
     assert refusal.value.field == 'params.prompt_probe.target_token_ids'
@@ -158,11 +158,11 @@ async def test_targets_that_do_not_fit_the_prompt_are_refused(real_engine, targe
 
 
 async def test_abort_ends_a_request_while_it_is_probed(real_engine):
-    """If a request is aborted while its prompt is probed, the request ends, and the engine is then idle."""
+    """If a request is aborted while its prompt is probed, the request ends and the engine is idle afterwards."""
     wanted = PromptProbe(draw_count=128)
     request = make_request('long', prompt=LONG_PROMPT, max_tokens=300, prompt_probe=wanted)
     running = asyncio.create_task(events_of(real_engine, request))
-    # By the end of the other request, the engine has begun the probe.
+    # When the other request ends, the engine has begun the probe.
     await run(real_engine, make_request('other', max_tokens=8))
     await real_engine.abort('long')
     last = (await running)[-1]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope='session')
 
 
 async def test_prompt_event_is_first_and_each_sequence_has_one_final_event(engine):
-    """The prompt event is first, and each sequence has the requested tokens and exactly one final event."""
+    """The prompt event is first; each sequence has the requested tokens and exactly one final event."""
     sampled = await run(engine, make_request(max_tokens=5, num_samples=3, logprobs=2))
     assert sampled.prompt == PromptComputed(token_ids=PROMPT)
     assert [len(tokens) for tokens in sampled.tokens] == [5, 5, 5]
@@ -84,7 +84,7 @@ async def test_context_overflow_is_refused_without_events(engine):
 
 
 async def test_abort_ends_every_sequence_and_the_stream(engine):
-    """The stream of an aborted request finishes normally, with a final event for each open sequence."""
+    """The stream of an aborted request ends normally, with a final event for each unfinished sequence."""
     sampled, is_aborted = Sampled(2), False
     async with aclosing(engine.generate(make_request(num_samples=2))) as events:
         async for event in events:
@@ -111,7 +111,7 @@ async def test_closing_the_stream_stops_the_request(engine):
 
 
 async def test_a_slow_reader_delays_only_itself(engine):
-    """A request finishes while another stream is not read, and that stream is complete when it is read later."""
+    """A request finishes while another stream is not read; that stream is complete when it is read later."""
     expected = await run(engine, make_request('quick', max_tokens=40))
     slow = Sampled(1)
     async with aclosing(engine.generate(make_request('slow', max_tokens=40))) as events:
@@ -146,7 +146,7 @@ async def test_weights_that_do_not_fit_are_refused(engine):
 
 
 async def test_unloading_is_idempotent(engine):
-    """Unloading a version twice is not an error."""
+    """A second unload of a version has no effect and raises no error."""
     await engine.unload_adapter(ONE)
     await engine.unload_adapter(ONE)
 
@@ -177,7 +177,7 @@ async def test_cache_use_is_reported_while_sequences_run(real_engine):
 
 
 async def test_workers_on_a_cpu_report_no_gpu_memory(real_engine):
-    """An engine on a CPU has no memory of a GPU, also when vLLM's workers are asked."""
+    """An engine on a CPU reports no GPU memory, even if vLLM's workers are queried."""
     waiting = asyncio.create_task(real_engine.wait_until_failed())
     sampled = await run(real_engine, make_request(max_tokens=2))
     assert len(sampled.tokens[0]) == 2

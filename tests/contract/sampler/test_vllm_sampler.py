@@ -32,7 +32,7 @@ def torch_sampler(tiny_llama_dir: Path) -> TorchSampler:
 
 
 def assert_same_results(one, other) -> None:
-    """Assert that two samplers gave the same results, and log-probabilities that differ by at most about 1e-4."""
+    """Assert that two samplers gave the same results, with log-probabilities that differ by at most about 1e-4."""
     for left, right in zip(one, other, strict=True):
         assert left.prompt_token_ids == right.prompt_token_ids
         for first, second in zip(left.sequences, right.sequences, strict=True):
@@ -51,7 +51,7 @@ def assert_same_results(one, other) -> None:
 
 
 def test_both_samplers_give_the_same_results(sampler, torch_sampler, tmp_path):
-    """Both samplers agree for the base model, a folder's adapter, a new adapter and a received one."""
+    """Both samplers agree for the base model, an adapter from a folder, a new adapter and a received adapter."""
     assert_same_results(sampler.sample(PROMPTS, GREEDY), torch_sampler.sample(PROMPTS, GREEDY))
     write_peft_folder(tmp_path / 'peft', lora_tensors(1), LORA, base_model='tiny')
     for each in (sampler, torch_sampler):
@@ -95,7 +95,7 @@ def separate_sampler(tiny_llama_dir: Path) -> Iterator[vLLMSampler]:
 
 @pytest.mark.slow
 def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama_dir):
-    """Tokens have the version of a received base, and restoring the old weights restores all log-probabilities."""
+    """Tokens have the version of a received base; restoring the old weights restores all log-probabilities."""
     sampler = separate_sampler
     whole = folder_tensors(str(tiny_llama_dir))
     before = sampler.sample(PROMPTS, GREEDY, use_base_model=True)

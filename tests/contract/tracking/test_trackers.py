@@ -1,6 +1,6 @@
-"""Contract of `twinkle.tracking`: every backend stores the same scripted runs, which are read back from its storage.
+"""Contract of `twinkle.tracking`: every backend stores the same scripted runs, which are read from its storage.
 
-The trackers of other projects run in child processes, with the packages of requirements.txt on their path.
+The trackers of other projects run in child processes that have the packages of requirements.txt on their path.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ async def stored_by_a_gateway(folder: Path) -> dict[str, StoredRun]:
 
 
 def rows_of(group: RolloutGroup) -> list[tuple[int, str, str, str, float, float]]:
-    """Return the facts of the rollouts of a group."""
+    """Return the values of a group's rollouts."""
     return [
         (group.step, group.group_id, item.prompt_preview, item.completion_preview, item.reward or 0.0, *parts)
         for item in group.rollouts
@@ -97,7 +97,7 @@ def stored_by_a_child(
 
 
 def printed_by_a_child(arguments: list[str], folder: Path, *, environment: Mapping[str, str] | None = None) -> str:
-    """Run a Python program with the packages of all trackers, without their servers, and return its output."""
+    """Run a Python program with the packages of all trackers but without their servers, and return its output."""
     if not (PACKAGES / '.installed').is_file():
         raise FileNotFoundError(f'{PACKAGES}: ./run test --all installs the trackers there')
     variables = {
@@ -117,7 +117,7 @@ def printed_by_a_child(arguments: list[str], folder: Path, *, environment: Mappi
 
 
 def values_of(run: StoredRun, name: str) -> list[tuple[float, float]]:
-    """Return the points of a metric, with NaN as infinity because NaN is not equal to itself."""
+    """Return the points of a metric. NaN becomes infinity, because NaN is not equal to itself."""
     return [(step, math.inf if math.isnan(value) else value) for step, value in run.points[name]]
 
 
@@ -158,7 +158,7 @@ def test_a_run_is_described(stored: Stored) -> None:
 
 
 def test_a_run_with_the_same_id_is_continued(stored: Stored) -> None:
-    """Points of both parts are stored, and the last value of a repeated step is the later one."""
+    """Points of both parts are stored; if a step is logged twice, the later value is last."""
     run = stored.runs['resumed']
     assert last_values(run, 'loss') == {0: 10, 1: 9, 2: 98, 3: 97, 4: 96, 5: 95}
     assert len(run.points['loss']) == (6 if stored.tracker == 'service' else 8)
@@ -167,7 +167,7 @@ def test_a_run_with_the_same_id_is_continued(stored: Stored) -> None:
 
 
 def test_the_end_of_a_run_is_recorded(stored: Stored) -> None:
-    """An error of the program or Ctrl-C marks the run in the backends with a status, and the values remain."""
+    """An error or Ctrl-C marks the run in backends that store a status, and the values remain."""
     statuses = [stored.runs[run_id].status for run_id in ('plain', 'resumed', 'broken', 'stopped')]
     expected: dict[str, list[str | None]] = {
         'jsonl': ['finished', 'finished', 'failed', 'interrupted'],
@@ -199,7 +199,7 @@ def test_ctrl_c_ends_the_run_and_keeps_its_values(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == 'running\n'
         process.send_signal(signal.SIGINT)
-        # A signal just before the read does not interrupt it, so the input is closed, which ends the read.
+        # The input is closed, because a signal just before the read would not interrupt the read.
         _, errors = process.communicate()
         assert 'KeyboardInterrupt' in errors
     run = read_jsonl(tmp_path, 'twinkle', 'r')
@@ -242,7 +242,7 @@ print(tracker.lost_counts)
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_during_training_does_not_stop_it(tmp_path: Path) -> None:
-    """If MLflow refuses values, the program goes on, counts them, and stores them with the other tracker."""
+    """If MLflow refuses values, the program continues, counts them, and stores them with the other tracker."""
     printed = printed_by_a_child(['-c', BROKEN_DATABASE, str(tmp_path)], tmp_path)
     assert printed.splitlines()[-1] == "{'jsonl': 0, 'mlflow': 2}"
     assert read_jsonl(tmp_path, PROJECT, 'r').points == {'loss': [(0, 1.0), (1, 0.5)]}
@@ -250,7 +250,7 @@ def test_a_tracker_that_fails_during_training_does_not_stop_it(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_values_for_an_unreachable_server_stay_on_this_machine(tmp_path: Path) -> None:
-    """Trackio writes values to its local database while its server cannot be reached, and the program goes on."""
+    """Trackio writes values to its local database while its server is unreachable, and the program continues."""
     server = {'TRACKIO_SERVER_URL': f'http://127.0.0.1:{free_port()}', 'TRACKIO_WRITE_TOKEN': 'token'}
     runs = stored_by_a_child('trackio', tmp_path, environment=server)
     assert last_values(runs['plain'], 'train/loss') == {0: 1.25, 5: 1.0}
