@@ -1,4 +1,4 @@
-"""Fixtures for every tier; fixtures of a single package are in its test folder."""
+"""Fixtures for every tier. Fixtures of a single package are in the test folder of the package."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import pytest
 from fixtures.postgres import empty_database, postgres_url
 from fixtures.tiny_model import build_tiny_model
 
-# Times depend on the other work of the machine, so they never make a test fail.
+# Durations depend on other work of the machine, so a long duration never makes a test fail.
 hypothesis.settings.register_profile(
     'without times', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -39,7 +39,7 @@ def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def postgres() -> Iterator[str]:
-    """URL of a PostgreSQL database for tests; without a server, tests fail in CI and are skipped elsewhere."""
+    """URL of a PostgreSQL database for tests. Without a server, tests fail in CI and are skipped elsewhere."""
     if url := os.environ.get('TWINKLE_TEST_POSTGRES_URL'):
         yield url
         return
@@ -73,19 +73,19 @@ _START_SECONDS = 300
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    """Pause the garbage collection while modules of tests are imported."""
+    """Pause garbage collection while test modules are imported."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Keep imported modules and collected tests out of later garbage collections, which would traverse all of them."""
+    """Exclude imported modules and collected tests from later garbage collections, which would traverse all of them."""
     gc.enable()
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise the timeout of tests in folders that start vLLM, because any of them may run first."""
+    """Raise the timeout of tests in folders that start vLLM, because any of these tests may run first."""
     folders = tuple(Path(__file__).parent / folder for folder in _STARTING_VLLM)
     for item in items:
         is_starting = any(item.path.is_relative_to(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""Stack that end-to-end tests share. A test that kills or reconfigures services starts a separate stack."""
+"""The stack that end-to-end tests share. A test that kills or reconfigures services starts its own stack."""
 
 import uuid
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ TINY_MODEL = 'twinkle/tiny-qwen3'
 def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
     """Running stack that all tests share, with a tiny Qwen3 model and the torch engine.
 
-    At its end, its logs must not contain a traceback.
+    At the end of the tests, the logs of the stack must not contain a traceback.
     """
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:

@@ -1,4 +1,4 @@
-"""`twinkle up` changes the number of samplers with the load, on this machine and on a Ray cluster."""
+"""`twinkle up` adapts the number of samplers to the load, on this machine and on a Ray cluster."""
 
 import signal
 import subprocess
@@ -46,7 +46,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_samplers_follow_the_load(config: Path, tmp_path: Path) -> None:
-    """A sampler is added while requests wait and removed afterwards; no request fails, and all samplers end."""
+    """A sampler is added while requests wait and is removed afterwards; no request fails, and all samplers end."""
     with _running(config, tmp_path) as (process, state):
         samplers = [_sampler_processes(state.state_dir)]
         with _load(state):
@@ -66,7 +66,7 @@ def test_samplers_follow_the_load(config: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def _running(config: Path, folder: Path) -> Iterator[tuple['subprocess.Popen[bytes]', StackState]]:
-    """Run `twinkle up`, and yield its process and the stack after all services have started."""
+    """Run `twinkle up`, and yield its process and the stack once all services have started."""
     options = ['--config', str(config), '--state-dir', str(folder / 'state')]
     with (folder / 'up.log').open('wb') as log:
         command = [sys.executable, '-u', '-m', 'twinkle_client.cli', 'up', *options]

@@ -1,4 +1,4 @@
-"""A killed stack with a damaged file reports the damage at its start or in the affected calls, or is unaffected."""
+"""A killed stack with a damaged file reports the damage at its start or in affected calls, or is not affected."""
 
 import hashlib
 import os
@@ -28,9 +28,9 @@ MODEL = 'twinkle/tiny-damage'
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 CHATS = [{'messages': [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': f'a{i}'}]} for i in range(4)]
 REASONS = {'ADAPTER_DAMAGED', 'CHECKPOINT_DAMAGED', 'STORED_DATA_DAMAGED', 'PAYLOAD_LOST'}
-"""Reasons with which a call may report damage."""
+"""Error reasons by which a call may report damage."""
 DERIVED = ('logs/', 'traces/', 'config/', 'run/')
-"""Folders that contain no state of the services: logs, traces, generated configurations and addresses."""
+"""Folders without state of the services: logs, traces, generated configurations and addresses."""
 _ID = re.compile(r'[0-9a-f]{8,}|\d+')
 """Parts of paths that differ between files of one kind."""
 
@@ -68,7 +68,7 @@ def _work(client: TwinkleClient) -> _Work:
 
 
 def _observed(state: StackState, work: _Work) -> dict[str, object]:
-    """Return the result of each verb after a start, or the reason of its refusal."""
+    """Return the result of each verb after a start, or the reason of its error."""
     with TwinkleClient(state.address, state.read_api_key()) as client:
         model = MultiLoraTransformersModel(MODEL, client=client)
         sampler = Sampler(MODEL, client=client)
@@ -145,9 +145,9 @@ def _started_or_refused(folder: Path, work: _Work) -> dict[str, object] | str:
 
 
 def _state_files(folder: Path) -> list[str]:
-    """Return one file of each kind that contains state, as paths in the folder of a stack.
+    """Return one file of each kind that contains state, as paths in a stack's folder.
 
-    Files whose paths differ only in ids and digests are of one kind.
+    Files are of one kind if their paths differ only in ids and digests.
     """
     paths = sorted(str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file())
     state = [path for path in paths if not path.startswith(DERIVED) and '/' in path]
@@ -162,7 +162,7 @@ def _flip(path: Path, seed: str) -> None:
 
 
 def _check(killed: Any, folder: Path, names: list[str]) -> None:
-    """Check that the start or a verb reports the damage of each file, one at a time, or that nothing changed."""
+    """Damage each file, one at a time; check that the start or a verb reports the damage, or that nothing changed."""
     source, work, undamaged = killed
     for name in names:
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,5 +188,5 @@ def test_damaged_files_of_a_killed_stack_are_reported(killed: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_any_damaged_file_of_a_killed_stack_is_reported_or_has_no_effect(killed: Any, tmp_path: Path) -> None:
-    """Damage to any kind of file is reported at the start or by the affected call, or changes nothing."""
+    """Damage to any kind of file is reported at the start or by an affected call, or has no effect."""
     _check(killed, tmp_path / 'stack', _state_files(killed[0]))

@@ -41,7 +41,7 @@ def test_tenants_train_side_by_side(tiny_stack: StackState) -> None:
 
 
 def test_custom_loss_falls(tiny_stack: StackState, tenant_key: str) -> None:
-    """A loss that the program computes falls, and undo reverts steps."""
+    """A loss that the program computes falls, and an undo reverts steps."""
     lines = run('custom_loss', tiny_stack, api_key=tenant_key).splitlines()
     losses = [float(line.split()[3].rstrip(',')) for line in lines if line.startswith('step')]
     assert losses[-1] < losses[0]
@@ -59,7 +59,7 @@ def test_chat_streams_its_answer_and_its_counts(tiny_stack: StackState, tenant_k
 
 
 def test_loop_of_the_tracking_page_stores_its_numbers(tiny_stack: StackState, tenant_key: str) -> None:
-    """The first program of docs/tracking.md stores loss and tokens of each step, beside the `train/` metrics."""
+    """The first program of docs/tracking.md stores each step's loss and tokens, beside the `train/` metrics."""
     program = (ROOT / 'docs' / 'tracking.md').read_text().split('```')[1].removeprefix('python\n')
     model = "MODEL = 'smollm2-135m-instruct'"
     assert model in program

@@ -1,4 +1,4 @@
-"""The five services on the small real model: equal log-probabilities, peft folders, traces and tenants."""
+"""The five services with the small real model: equal log-probabilities, peft folders, traces and tenants."""
 
 import itertools
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _trained_model(client: TwinkleClient, name: str, *, steps: int = 2) -> Multi
 
 
 def test_trainer_and_sampler_agree_on_logprobs(client: TwinkleClient) -> None:
-    """Trainer and sampler give nearly the same log-probabilities for the same tokens and version."""
+    """Trainer and sampler give nearly equal log-probabilities for the same tokens and version."""
     model = _trained_model(client, 'agree')
     version = model.publish_version()
     feature = _feature(7)
@@ -91,7 +91,7 @@ def test_saved_folder_gives_the_same_logprobs_in_plain_peft(client: TwinkleClien
 
 
 def test_resumed_training_continues_from_the_saved_state(client: TwinkleClient) -> None:
-    """A resumed run has the weights, optimizer and counters of the saved one: the next step has the same loss."""
+    """A resumed run has the saved run's weights, optimizer and counters, so its next step has the same loss."""
     model = _trained_model(client, 'first')
     path = model.save('halfway', save_optimizer=True)
     resumed = MultiLoraTransformersModel(MODEL, client=client)
@@ -120,7 +120,7 @@ def test_one_trace_links_the_spans_of_all_services(stack: StackState, client: Tw
     assert {span.service for span in spans} >= {'client', 'gateway', 'model', 'checkpoint', 'sampler'}
     assert [span.name for span in spans if span.parent_id not in by_id] == ['a training step']
     edges = {(by_id[span.parent_id].service, span.service) for span in spans if span.parent_id in by_id}
-    # The sampler receives versions over a subscription that outlives the request and therefore has a separate trace.
+    # The sampler receives versions over a subscription that outlives the request and therefore has its own trace.
     assert edges >= {('client', 'gateway'), ('gateway', 'model'), ('gateway', 'sampler'), ('model', 'checkpoint')}
 
 
@@ -139,7 +139,7 @@ def _wait_for_spans(stack: StackState, trace_id: str) -> list[SpanRecord]:
 
 
 def test_resources_are_hidden_from_other_tenants(stack: StackState, client: TwinkleClient) -> None:
-    """One tenant's adapters, checkpoints and runs do not exist for another tenant."""
+    """Another tenant cannot see a tenant's adapters, checkpoints and runs."""
     model = _trained_model(client, 'private', steps=0)
     adapter_id = model.adapter_id('private')
     path = model.save('private')

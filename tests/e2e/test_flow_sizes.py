@@ -1,8 +1,8 @@
 """Budgets for the numbers of files and functions that a call enters in all processes.
 
 A small number means that an engineer can follow the call; a budget must not be raised. Each warm flow is recorded
-several times, and only functions that are in all recordings count. Functions that idle processes enter (leases, feeds,
-heartbeats) are subtracted. The idle functions differ between runs and machines, so the numbers vary by a few. After a
+several times, and only functions in all recordings count. Functions that idle processes enter (leases, feeds,
+heartbeats) are subtracted. These functions differ between runs and machines, so the numbers vary by a few. After a
 call, the gateway copies the changed run from a feed at an arbitrary time; the functions of this copy are subtracted by
 name.
 """
@@ -40,15 +40,15 @@ BUDGETS = {
 }
 """Maximum numbers of files and functions per flow. The goals are 90, 70, 100 and 110 files."""
 SLACK_FILES = 25
-"""A budget must be lowered if it exceeds the files of its flow by this number."""
+"""A budget must be lowered if it exceeds its flow's number of files by this number."""
 QUIET_READS = 12
 """A flow is complete after this number of reads, 0.1 s apart, without new functions."""
 RECORDINGS = 3
 """Number of recordings of each flow."""
 MOST_RECORDINGS = 10
-"""Maximum number of recordings if a flow exceeds its budget: on a busy machine, calls enter a few more functions."""
+"""Maximum number of recordings if a flow exceeds its budget: calls on a busy machine enter a few more functions."""
 SESSIONS = {'heartbeat_interval': 600, 'session_lifetime': 1200}
-"""Settings of the gateway, in seconds, with which no heartbeat of the client falls into a recording."""
+"""Settings of the gateway, in seconds, with which no client heartbeat occurs during a recording."""
 IDLE_READS = 150
 """Number of reads without new functions of an idle stack; leases and heartbeats must be renewed during these reads."""
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
@@ -80,7 +80,7 @@ class Recording:
     folder: Path
 
     def record(self, window: str, flow: Callable[[], object], *, quiet_reads: int = QUIET_READS) -> Entered:
-        """Run `flow`, and return the path and name of every function entered until all processes are quiet."""
+        """Run `flow` until all processes are idle; return the path and name of every function entered."""
         (self.folder / 'window').write_text(window)
         self._wait_until_quiet(window, 5)
         flow()
@@ -154,7 +154,7 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
         }
         for call in calls.values():
             call()
-        # A quarter of a second later, the checkpoint service writes the version to disk, in the background.
+        # A quarter of a second later, the checkpoint service writes the version to disk in the background.
         model.publish_version()
         idle = recording.record('idle', lambda: None, quiet_reads=IDLE_READS) | FEED
         rounds = [_recorded(recording, calls, number) for number in range(RECORDINGS)]
@@ -168,8 +168,8 @@ def flows(recording: Recording, stack: StackState) -> dict[str, Entered]:
 def _recorded(recording: Recording, calls: dict[str, Callable[[], object]], number: int) -> dict[str, Entered]:
     """Record each flow once.
 
-    Each round starts with a different flow. Otherwise the windows of a flow would be as far apart as a round takes, and
-    periodic work with this period, such as a heartbeat, could fall into all of them.
+    Each round starts with a different flow. Otherwise, a flow would be recorded at regular intervals, and periodic work
+    with the same interval, such as a heartbeat, could occur in all its recordings.
     """
     names = list(calls)
     first = number % len(names)
@@ -194,7 +194,7 @@ def _files(entered: Entered) -> frozenset[str]:
 def test_flow_stays_within_its_budget(
     name: str, flows: dict[str, Entered], record_property: Callable[[str, object], None]
 ) -> None:
-    """A warm call enters no more files and functions than its budget, and nearly as many files as it allows."""
+    """A warm call enters no more files and functions than its budget, and nearly as many files as the budget allows."""
     files, functions = len(_files(flows[name])), len(flows[name])
     record_property('files', files)
     record_property('functions', functions)

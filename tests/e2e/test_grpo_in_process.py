@@ -1,4 +1,4 @@
-"""The in-process reinforcement-learning example with both engines."""
+"""The in-process example of reinforcement learning with both engines."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(model: Path, *options: str) -> list[dict[str, float]]:
-    """Run the example, and return the numbers that it prints for each step."""
+    """Run the example; return the numbers that it prints for each step."""
     command = [sys.executable, '-m', 'examples.grpo_in_process', '--model', str(model), '--learning-rate', '1e-2']
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     done = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

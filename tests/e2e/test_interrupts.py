@@ -1,4 +1,4 @@
-"""Commands that start services stop them when they are interrupted or terminated."""
+"""Commands that start services also stop them when the commands are interrupted or terminated."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def test_interrupt_stops_every_process(
         output = process.stdout.read()
         process.wait()
     finally:
-        # A test that fails must not wait for a command that ignores signals.
+        # A failing test must not wait for a command that ignores signals.
         process.kill()
         process.communicate()
     assert 'Traceback' not in output
@@ -63,7 +63,7 @@ def test_interrupt_stops_every_process(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_exits_of_one_service_never_stop_the_others(tmp_path: Path) -> None:
-    """A service that is killed again and again is restarted each time, and the other services keep running."""
+    """A service that is killed repeatedly is restarted each time, and the other services keep running."""
     model = build_tiny_model(tmp_path / 'model')
     options = ['--model', str(model), '--engine', 'torch', '--state-dir', str(tmp_path / 'state')]
     with (tmp_path / 'up.log').open('wb') as log:
@@ -98,7 +98,7 @@ def _pause_while_running(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for_service(process: subprocess.Popen[bytes], folder: Path, name: str, *, unlike: int | None) -> int:
-    """Wait until the stack is up and a service has a process other than `unlike`; return the id of this process."""
+    """Wait until the stack runs and the service has a process other than `unlike`; return the process id."""
     while True:
         state = StackState.load(folder)
         if state is not None and state.is_running() and (pid := _pids(folder).get(name)) not in {None, unlike}:

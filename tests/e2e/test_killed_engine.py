@@ -1,4 +1,4 @@
-"""vLLM's engine core is killed while requests run on a real sampler, which `twinkle up` restarts."""
+"""vLLM's engine core is killed while a real sampler runs requests; `twinkle up` restarts the sampler."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT, POISON = [1, 40, 41, 42], [1, 50, 51, 52]
-"""Prompts of a normal request and of the request during which the engine is killed."""
+"""Prompts of a normal request, and of the request during which the engine is killed."""
 LENGTH = 400
 """Number of tokens of the streamed answer."""
 
@@ -42,7 +42,7 @@ async def _persistent_answer(up: SupervisedVllm, secret: str) -> list[int]:
 
 
 async def _kill_during(up: SupervisedVllm, secret: str) -> tuple[grpc.StatusCode, str]:
-    """Kill the engine during the first step of a request, and return the error that its caller gets."""
+    """Kill the engine during the first step of a request; return the error that the caller gets."""
     cores = await up.cores_of_ready_sampler()
     await up.until_idle()
     for process in cores:
@@ -56,7 +56,7 @@ async def _kill_during(up: SupervisedVllm, secret: str) -> tuple[grpc.StatusCode
 
 
 async def test_kills_of_the_engine_fail_only_the_request_that_causes_them(tmp_path: Path) -> None:
-    """A stream continues after a kill of the engine; a request during which the engine is killed repeatedly is refused.
+    """A stream continues after a kill of the engine; a request that is running at each of several kills is refused.
 
     The requests of another tenant succeed after each kill.
     """

@@ -1,4 +1,4 @@
-"""A stack that serves a mixture of experts: adapters of experts, and routing replay with a sampler's experts."""
+"""A stack with a mixture of experts: adapters of experts, and routing replay with a sampler's experts."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
 
 
 def test_policy_trains_with_the_experts_of_its_samples(stack: StackState) -> None:
-    """Samples of a published adapter contain the experts that each token used, and the trainer uses the same ones."""
+    """Samples of a published adapter have the experts of each token, and the trainer uses the same experts."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model, sampler = (
             MultiLoraTransformersModel(stack.base_model, client=client),
@@ -59,7 +59,7 @@ def test_policy_trains_with_the_experts_of_its_samples(stack: StackState) -> Non
 
 
 def test_wrong_experts_are_refused_by_the_service(stack: StackState) -> None:
-    """Experts that do not fit the model are refused with the name of the field, and training continues."""
+    """The error for experts that do not fit the model names the field, and training continues."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         model.add_adapter_to_model('policy', LORA)

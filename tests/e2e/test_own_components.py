@@ -1,4 +1,4 @@
-"""Custom components of at most ten lines each, run as their examples describe."""
+"""Custom components of at most ten lines each; their examples run as described."""
 
 import ast
 import os
@@ -31,7 +31,7 @@ def run(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize('name', COMPONENTS)
 def test_a_component_takes_ten_lines(name: str) -> None:
-    """The class in each example has at most ten lines, not counting docstrings and empty lines."""
+    """The class in each example has at most ten lines, without docstrings and empty lines."""
     text = (FOLDER / f'{name}.py').read_text()
     (component,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     prose = {
@@ -45,7 +45,7 @@ def test_a_component_takes_ten_lines(name: str) -> None:
 
 
 def test_custom_loss_falls() -> None:
-    """The custom loss falls when given as class, object or name, and a higher focus gives a lower first loss."""
+    """The custom loss, as a class, an object or a name, falls; a higher focus gives a lower first loss."""
     losses = {way: [float(number) for number in re.findall(r'[\d.]+', line)] for way, line in run('loss').items()}
     assert set(losses) == {'class', 'object', 'name'}
     assert all(last < first for first, last in losses.values())
@@ -54,7 +54,7 @@ def test_custom_loss_falls() -> None:
 
 @pytest.mark.slow
 def test_custom_perplexity_falls() -> None:
-    """The custom perplexity metric falls from round to round, in training and in evaluation."""
+    """The custom perplexity falls from round to round, in training and in evaluation."""
     rounds = [[float(number) for number in re.findall(r'[\d.]+', line)] for line in run('metric').values()]
     assert len(rounds) == 3
     for values in zip(*rounds, strict=True):
@@ -62,24 +62,24 @@ def test_custom_perplexity_falls() -> None:
 
 
 def test_custom_reward_prefers_short_answers() -> None:
-    """The custom reward prefers short answers, and a higher price per word removes the reward of long ones."""
+    """The custom reward prefers short answers; with a higher price per word, long answers get no reward."""
     scores = run('reward')
     assert scores == {'class': '[1.0, 0.0, 0.0]', 'object': '[1.0, 0.5, 0.0]', 'name': '[1.0, 0.5, 0.0]'}
 
 
 def test_custom_advantage_subtracts_the_median() -> None:
-    """The custom advantage uses a baseline that one lucky completion does not change."""
+    """The custom advantage uses a baseline that a single lucky completion does not change."""
     expected = str([0.0, 0.0, 0.0, 1.0, -0.25, -0.25, 0.25, 0.25])
     assert run('advantage') == {'class': expected, 'object': expected, 'name': expected}
 
 
 def test_custom_preprocessor_converts_rows() -> None:
-    """The custom preprocessor turns rows into chats when given as class, object or function."""
+    """The custom preprocessor, as a class, an object or a function, converts rows to chats."""
     assert set(run('preprocessor').values()) == {str(['Translate "cat" into French.', 'chat'])}
 
 
 def test_custom_template_numbers_the_messages() -> None:
-    """The custom template's text is tokenized, and only the assistant's messages have labels."""
+    """The text of the custom template is tokenized, and only the assistant's messages have labels."""
     for line in run('template').values():
         encoded, labelled = line.split(', labels ')
         assert '[1] Hello?' in encoded

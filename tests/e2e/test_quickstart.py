@@ -1,4 +1,4 @@
-"""The quick start as a new user runs it: a real model learns its name through five processes."""
+"""The quick start as a new user runs it: a real model learns its name with five processes."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope='module')
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Measurements that one run wrote, and facts of the running services: `session`, `link` and `rollouts`."""
+    """Measurements that one run wrote, and data of the running services: `session`, `link` and `rollouts`."""
     folder = tmp_path_factory.mktemp('quickstart')
     options = ['--stay', '--state-dir', str(folder / 'state'), '--facts', str(folder / 'facts.json')]
     command = [sys.executable, '-m', 'examples.quickstart', *options]
@@ -44,7 +44,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _shown(link: str, folder: Path) -> dict[str, Any]:
-    """Return the session of the printed link, the page that it opens, and the stored answers of the run."""
+    """Return the session of the printed link, the page that the link opens, and the run's stored answers."""
     address, _, secret_and_page = link.partition('/console/#/login/')
     secret, _, page = secret_and_page.partition('/')
     response = httpx.post(f'{address}/console/api/login', json={'link': secret})
@@ -58,7 +58,7 @@ def _shown(link: str, folder: Path) -> dict[str, Any]:
 
 
 def test_link_opens_the_run_in_the_console(facts: dict[str, Any]) -> None:
-    """The link that the quick start prints logs a browser in with the key of the stack, and names the run."""
+    """The link that the quick start prints logs a browser in with the stack's key, and opens the run."""
     assert {'train', 'sample'} <= set(facts['session']['scopes'])
     assert facts['page'] == f'runs/{facts["run_id"]}'
 
@@ -86,7 +86,7 @@ def test_model_learns_its_name(facts: dict[str, Any]) -> None:
 
 
 def test_losses_are_stored_with_the_run(facts: dict[str, Any]) -> None:
-    """The services store the loss of each of the 17 steps before the traced one."""
+    """The services have the loss of each of the 17 steps before the traced step."""
     assert facts['stored_losses'] == 17
 
 
@@ -97,10 +97,10 @@ def test_plain_peft_gives_the_same_answer(facts: dict[str, Any]) -> None:
 
 
 def test_one_trace_shows_every_service(facts: dict[str, Any]) -> None:
-    """Training, publishing and sampling produce a single trace through five processes."""
+    """Training, publishing and sampling give a single trace through five processes."""
     assert {'client', 'gateway', 'model', 'checkpoint', 'sampler'} <= set(facts['traced_services'])
 
 
 def test_services_agree_on_the_data_type(facts: dict[str, Any]) -> None:
-    """Trainer and sampler load the base model in the same type, which the stack has chosen."""
+    """Trainer and sampler load the base model in the same type, which the stack selected."""
     assert len(facts['dtypes']) == 1

@@ -36,7 +36,7 @@ FEATURES = [{'input_ids': list(range(first, first + 12)), 'labels': list(range(1
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    """A Ray cluster of two nodes; the connection of this process to the cluster is closed after the test."""
+    """A Ray cluster of two nodes; after the test, this process closes its connection to the cluster."""
     monkeypatch.setenv('RAY_AUTH_MODE', 'disabled')
     with ray_cluster() as cluster:
         yield cluster
@@ -62,7 +62,7 @@ def stack(cluster: RayCluster, tmp_path: Path) -> Iterator[StackState]:
 
 
 def test_training_continues_after_processes_and_actors_are_killed(stack: StackState) -> None:
-    """The losses are those of an undisturbed run although the trainer, and later two actors, are killed.
+    """The losses are those of a run without kills although the trainer, and later two actors, are killed.
 
     An added sampler serves the newest version. Stopping the stack ends all processes and actors.
     """
@@ -93,8 +93,8 @@ def test_training_continues_after_processes_and_actors_are_killed(stack: StackSt
     assert ray.util.list_named_actors(all_namespaces=True) == []
 
 
-def test_trainer_of_a_lost_node_continues_on_another_one(stack: StackState, cluster: RayCluster) -> None:
-    """A trainer whose node is lost continues on a new node, at another address that the gateway uses."""
+def test_trainer_of_a_lost_node_continues_on_another_node(stack: StackState, cluster: RayCluster) -> None:
+    """A trainer whose node is lost continues on a new node, at a new address that the gateway then uses."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         undisturbed = _train(model, 'undisturbed', before_step=lambda step: None)
@@ -125,7 +125,7 @@ def _train(model: MultiLoraTransformersModel, name: str, *, before_step: Callabl
 
 
 def _kill(pid: int, service: ServiceState) -> None:
-    """Kill a service's process or its actor, and wait until the service does not run."""
+    """Kill a service's process or its actor, and wait until the service has stopped."""
     os.kill(pid, signal.SIGKILL)
     _wait_for_end(service)
 
@@ -136,7 +136,7 @@ def _wait_for_end(service: ServiceState) -> None:
 
 
 def _record_other_machine(state_dir: Path) -> None:
-    """Change the recorded address of the trainer, as if the lost node had been another machine."""
+    """Change the trainer's recorded address, as if the lost node had been another machine."""
     state = StackState.load(state_dir)
     assert state is not None
     trainer = _service(state, 'model')

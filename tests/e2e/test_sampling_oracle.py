@@ -1,4 +1,4 @@
-"""Both sampler engines agree with transformers + peft and with the trainer, on trained adapters of a real model."""
+"""Both sampler engines agree with transformers + peft and with the trainer, for trained adapters of a real model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(600)
 
 MODEL = 'smollm2-135m-instruct'
 TOLERANCE = 1e-4
-"""Maximum difference between the log-probabilities of an engine and of transformers + peft, in float32."""
+"""Maximum difference between an engine's log-probabilities and those of transformers + peft, in float32."""
 NEW_TOKENS = 16
 TEXTS = {
     'first': 'Who are you? I am Twinkle, a small assistant that was trained in a minute.',
@@ -53,7 +53,7 @@ class Trained:
         return list(self.tokenizer(text)['input_ids'])
 
     def trainer_scores(self, name: str, ids: list[int]) -> np.ndarray:
-        """Return the trainer's log-probability of each token but the first."""
+        """Return the trainer's log-probability of each token except the first."""
         feature = {'input_ids': ids, 'labels': [*ids[1:], -100]}
         return np.array(self.trainer.forward_only([feature], adapter_name=name)['logps'][0][:-1], dtype=np.float64)
 
@@ -76,7 +76,7 @@ class Trained:
         return generated[0, len(prompt) :].tolist()
 
     def score(self, name: str, ids: list[int]) -> np.ndarray:
-        """Return peft's log-probability of each token but the first."""
+        """Return peft's log-probability of each token except the first."""
         with torch.no_grad(), self._with(name):
             logits = self.plain(input_ids=torch.tensor([ids[:-1]])).logits[0].double()
         return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()

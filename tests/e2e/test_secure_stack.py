@@ -1,4 +1,4 @@
-"""The five services under `twinkle up --tls`: use by both SDKs, rejection of other callers, and restarts."""
+"""The five services with `twinkle up --tls`: use by both SDKs, refusal of other callers, and restarts."""
 
 import gc
 import os
@@ -72,7 +72,7 @@ def test_trained_adapter_can_be_sampled(stack: StackState) -> None:
 
 
 def test_command_line_connects_with_the_state_folder(stack: StackState) -> None:
-    """The command line needs only the state folder, which has the address, the key and the authority."""
+    """The command line only needs the state folder, which has the address, the key and the authority."""
     result = CliRunner().invoke(app, ['status', '--state-dir', str(stack.state_dir)])
     assert result.exit_code == 0
     assert result.output.count('serving') == len(SERVICES)
@@ -103,7 +103,7 @@ async def test_token_without_certificate_is_refused(stack: StackState) -> None:
 
 @pytest.mark.slow
 def test_killed_gateway_is_restarted_at_its_addresses(stack: StackState) -> None:
-    """A killed gateway is restarted at its addresses, and clients and samplers connect to it again."""
+    """A killed gateway is restarted at its addresses, and clients and samplers reconnect."""
     gateway = next(item for item in stack.services if item.name == 'gateway')
     os.kill(gateway.pid, signal.SIGKILL)
     assert end_process(gateway.pid, gateway.start_mark, grace_seconds=10)

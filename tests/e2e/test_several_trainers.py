@@ -1,4 +1,4 @@
-"""Several trainers of one base model in one stack, as started by `twinkle up --trainers 2`."""
+"""Several trainers of one base model in one stack, started by `twinkle up --trainers 2`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ NAMES = ('first', 'second')
 
 @pytest.mark.parametrize('trainers_after_restart', [2, 1])
 def test_runs_continue_after_a_restart(tmp_path: Path, trainers_after_restart: int) -> None:
-    """Runs of two trainers continue after a restart, even with one trainer, which takes over the other's run."""
+    """Runs of two trainers continue after a restart, even with one trainer, which takes over the other one's run."""
     base_model, folder = str(build_tiny_model(tmp_path / 'tiny')), tmp_path / 'stack'
     with _stack(folder, base_model, trainer_count=2) as (_, client):
         model = MultiLoraTransformersModel(base_model, client=client)
@@ -40,14 +40,14 @@ def test_runs_continue_after_a_restart(tmp_path: Path, trainers_after_restart: i
         for name, run_id in run_ids.items():
             model.attach_adapter(name, run_id)
             losses[name] += [_step(model, name), _step(model, name)]
-    # Both runs have the same seed and data, so that their losses show a lost or repeated step.
+    # Both runs have the same seed and data, so the comparison of their losses shows a lost or repeated step.
     assert losses['first'] == losses['second']
     assert losses['first'] == sorted(losses['first'], reverse=True)
 
 
 @contextmanager
 def _stack(folder: Path, base_model: str, *, trainer_count: int) -> Iterator[tuple[str, TwinkleClient]]:
-    """Run a stack without samplers; yield the output of its start, and a client."""
+    """Run a stack without samplers; yield the output of its start and a client."""
     options = ('--model', base_model, '--samplers', '0', '--trainers', str(trainer_count), '--detach')
     output = _run('up', *options, folder=folder)
     try:

@@ -1,4 +1,4 @@
-"""The five services as started by `twinkle up` with a tiny model: use, stops, restarts and failed starts."""
+"""The five services that `twinkle up` starts with a tiny model: use, stops, restarts and failed starts."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_every_service_is_reported(stack: StackState, client: TwinkleClient) -> 
 
 
 def test_second_start_changes_nothing(stack: StackState) -> None:
-    """Starting a running stack returns its state."""
+    """A second start of a running stack returns its state."""
     options = StackOptions(state_dir=stack.state_dir, base_model=stack.base_model)
     assert start_stack(options, report=_silent) == StackState.load(stack.state_dir)
 
@@ -74,7 +74,7 @@ def test_secrets_are_private(stack: StackState) -> None:
 
 
 def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
-    """A loop over a remote dataset lowers the loss, and trainer and sampler agree on the published version."""
+    """A loop with a remote dataset lowers the loss; trainer and sampler agree on the published version."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -104,7 +104,7 @@ def test_training_loop_learns(stack: StackState, client: TwinkleClient) -> None:
 
 
 def _stored_metrics(model: MultiLoraTransformersModel, name: str, *, length: int) -> dict[str, MetricSeries]:
-    """Return the metrics of a run, once the metric has this length; the test's time limit bounds the wait."""
+    """Return a run's metrics once the metric has this length; the test's timeout limits the wait."""
     while True:
         found = model.metrics().get()
         if name in found and found[name].point_count >= length:
@@ -112,7 +112,7 @@ def _stored_metrics(model: MultiLoraTransformersModel, name: str, *, length: int
 
 
 def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: TwinkleClient) -> None:
-    """A loop resumed from a checkpoint with weights, optimizer and cursor continues with bitwise the same losses."""
+    """A loop that resumes from a checkpoint with weights, optimizer and cursor has bitwise the same later losses."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -139,7 +139,7 @@ def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: 
 
 
 def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: TwinkleClient) -> None:
-    """Training with batch handles gives bitwise the losses of training with batches, and can be resumed."""
+    """Training with batch handles gives bitwise the losses of training with batches, and can resume."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -161,7 +161,7 @@ def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: Twi
 
 
 def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient, tmp_path: Path) -> None:
-    """Adding, mixing and saving rows gives the same file in the data service and in process."""
+    """Adding, mixing and saving rows gives the same file in the data service as in process."""
     saved = []
     for kind, options in ((Dataset, {'client': client}), (LocalDataset, {})):
         parts = [DatasetMeta(data=[{'n': number} for number in range(begin, begin + 3)]) for begin in (0, 10)]
@@ -178,7 +178,7 @@ def test_rows_are_added_mixed_and_saved(stack: StackState, client: TwinkleClient
 def test_checkpoint_can_be_resumed_downloaded_and_deleted(
     stack: StackState, client: TwinkleClient, tmp_path: Path
 ) -> None:
-    """A saved state is resumed in another adapter, downloaded as a peft folder, and not found after its deletion."""
+    """A saved state is resumed by another adapter, downloaded as a peft folder, and not found after its deletion."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     run_id = model.add_adapter_to_model('a', LoraConfig(r=4, seed=1))
     feature = {'input_ids': [1, 2, 3, 4], 'labels': [2, 3, 4, -100]}
@@ -223,7 +223,7 @@ def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: Twink
 
 
 def test_refused_operation_leaves_the_adapter_usable(stack: StackState, client: TwinkleClient) -> None:
-    """The refusal of a batch names the field, and the next operation succeeds with the next sequence number."""
+    """The error for a refused batch names the field, and the next operation succeeds with the next sequence number."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     model.add_adapter_to_model('x')
     before = model.get_adapter().sequence_number
@@ -246,7 +246,7 @@ def test_command_line_samples(stack: StackState) -> None:
 
 @pytest.mark.slow
 def test_patches_are_applied_by_trainer_and_sampler(tmp_path: Path) -> None:
-    """A patch in the stack options is applied and reported by trainer and sampler."""
+    """Trainer and sampler apply and report a patch of the stack's options."""
     model = str(build_tiny_model(tmp_path / 'model'))
     options = StackOptions(
         state_dir=tmp_path / 'stack',
@@ -269,7 +269,7 @@ def test_patches_are_applied_by_trainer_and_sampler(tmp_path: Path) -> None:
 
 
 def test_killed_service_is_restarted_at_its_address(stack: StackState, client: TwinkleClient) -> None:
-    """A killed service is restarted at its address with its data, and other services keep running."""
+    """A killed service is restarted at its address with its data, and the other services keep running."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()
@@ -293,7 +293,7 @@ def test_stopped_stack_is_not_restarted(tmp_path: Path) -> None:
 
 
 def test_failed_start_reports_the_error_and_records_no_stack(tmp_path: Path) -> None:
-    """A start with a missing model fails with the service's error, and no stack is recorded."""
+    """A start with a missing model fails with the service's error and records no stack."""
     started: list[str] = []
 
     def report(service: str, event: str) -> None:

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_sampler_joins_and_leaves_a_stack(folder: Path) -> None:
-    """A sampler can join a stack without samplers, and it is not restarted after it is drained."""
+    """A sampler can join a stack without samplers, and is not restarted after it is drained."""
     added = add_sampler(folder, engine='', report=_silent)
     state = _load_state(folder)
     with TwinkleClient(state.address, state.read_api_key()) as client:

@@ -40,9 +40,9 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
 
 
 def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
-    """Training has the results of an undisturbed run if a rank is killed during a batch and the stack is revived.
+    """If a rank is killed during a batch and the stack is revived, training has the results of a run without kills.
 
-    Stopping the stack then ends all processes of the mesh. A replay of the journal in one process finds no difference.
+    Stopping the stack then ends all processes of the mesh. Replaying the journal in one process gives no difference.
     """
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
@@ -59,9 +59,9 @@ def test_training_continues_after_a_process_of_the_mesh_is_killed(stack: StackSt
 
 
 def test_full_parameter_run_continues_after_a_process_of_the_mesh_is_killed(stack: StackState) -> None:
-    """A full-parameter run over `fsdp` has the results of an undisturbed run on the same mesh if a rank is killed.
+    """If a rank is killed, a full-parameter run over `fsdp` has the results of a run without kills on the same mesh.
 
-    Its checkpoint is a whole model, from which the next run continues.
+    The run's checkpoint is a complete model, from which the next run continues.
     """
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
@@ -87,7 +87,7 @@ def _replay(stack: StackState) -> subprocess.CompletedProcess[str]:
 
 
 def _kill_and_revive(stack: StackState) -> None:
-    """Kill the last rank of the mesh, stop its launcher if it still runs, and start the mesh again."""
+    """Kill the last rank of the mesh, stop the launcher if it still runs, and start the mesh again."""
     launcher = next(service for service in stack.services if service.name == 'model')
     ranks = _processes_of(stack)
     assert len(ranks) == 2

@@ -1,4 +1,4 @@
-"""Two base models in one stack, as started by `twinkle up --model A --model B`; clients train and sample both."""
+"""Two base models in one stack, started by `twinkle up --model A --model B`; clients train and sample both."""
 
 import gc
 import json
@@ -59,7 +59,7 @@ def test_all_interfaces_list_both_models(stack: StackState) -> None:
     """Both models appear in `twinkle status`, GetServerInfo, and the lists of the Tinker and OpenAI APIs."""
     result = _status(stack)
     while result.exit_code != 0:
-        # A service that another test killed needs a moment to register again.
+        # A service that another test killed may still have to register again.
         result = _status(stack)
     assert result.output.count('serving') == len(stack.services) == 7
     names = set(stack.base_models)
@@ -68,7 +68,7 @@ def test_all_interfaces_list_both_models(stack: StackState) -> None:
     trainable = [{model.base_model for model in info.base_models} for info in infos if info.service == 'model']
     assert sorted(trainable, key=sorted) == sorted([{name} for name in names], key=sorted)
     assert {model.base_model for info in infos if info.service == 'sampler' for model in info.base_models} == names
-    # The HTTP APIs show no folders of the server.
+    # The HTTP APIs do not show folders of the server.
     shown = {Path(name).name for name in names}
     capabilities = _fetch(stack, '/api/v1/get_server_capabilities')
     assert {model['model_name'] for model in capabilities['supported_models']} == shown
@@ -123,7 +123,7 @@ def test_tinker_client_trains_and_samples_both_models(stack: StackState, service
 
 
 def test_killed_model_service_affects_only_its_model(stack: StackState, service: tinker.ServiceClient) -> None:
-    """A killed model service makes its futures wait and its native calls fail, and the other service continues."""
+    """A killed model service makes its futures wait and its native calls fail; the other service continues."""
     running, interrupted = (
         service.create_lora_training_client(base_model=name, rank=4).result() for name in stack.base_models
     )

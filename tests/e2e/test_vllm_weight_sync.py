@@ -1,4 +1,4 @@
-"""Transfers of weights from a trainer in this process to vLLM: adapters, merged models and the base model."""
+"""Weights are transferred from a trainer in this process to vLLM: adapters, merged models and the base model."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from twinkle.sampler import UnknownAdapter, vLLMSampler
 
 pytestmark = pytest.mark.timeout(300)
 LENGTH = 80
-"""Tokens of the sequence: more than two cache blocks of vLLM, so that outdated cache entries would be detected."""
+"""Tokens of the sequence. It spans more than two cache blocks of vLLM, so that outdated cache entries are detected."""
 FEATURE = InputFeature(input_ids=list(range(5, 5 + LENGTH)), labels=list(range(6, 6 + LENGTH)))
 
 
 def scores(sampler: vLLMSampler, **options: bool) -> np.ndarray:
-    """Return the log-probabilities of the sequence, and then sample from it, so that vLLM caches it."""
+    """Return the log-probabilities of the sequence, and then sample from it, so that vLLM caches the sequence."""
     ids = list(FEATURE['input_ids'])
     (scored,) = sampler.sample(ids, SamplingParams(max_tokens=0), **options)
     sampler.sample(ids, SamplingParams(max_tokens=1, temperature=0), **options)
@@ -33,7 +33,7 @@ def trainer_scores(trainer: TransformersModel, **options: bool) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize('tensor_parallel_size', [1, 2])
 def test_vllm_agrees_with_the_trainer_after_every_sync(tmp_path: Path, tensor_parallel_size: int) -> None:
-    """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync; old cache entries are not used."""
+    """Samples of vLLM agree with the trainer within 1e-4 after each kind of sync, and use no old cache entries."""
     folder = build_tiny_model(tmp_path / 'model')
     trainer = TransformersModel(str(folder))
     trainer.add_adapter_to_model('policy', LoraConfig(r=4, seed=1))

@@ -1,4 +1,4 @@
-"""Public arguments have an effect: the code reads each one, beyond checks of its value and log lines."""
+"""Public arguments have an effect: the code reads each one, in addition to checks of its value and log lines."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ UNREAD_FIELDS: Mapping[str, str] = {
 
 
 def test_every_public_argument_is_read() -> None:
-    """Public functions read each parameter, and public methods use each one for more than a check of its value."""
+    """Public functions read each parameter; public methods use each parameter for more than a check of its value."""
     found = {
         f'{module.name}.{name}({parameter})'
         for module in modules(*LIBRARY)
@@ -136,7 +136,7 @@ def _effective_reads(node: ast.AST) -> Iterator[str]:
 def _refused(node: ast.If) -> Iterator[str]:
     """Yield the names in the conditions of a check that raises. Comparisons count only if they test for equality.
 
-    A test for equality or truth refuses an unsupported value, which is an effect. A test of a range is not.
+    A test for equality or truth refuses an unsupported value, which is an effect. A test of a range is not an effect.
     """
     if not any(isinstance(item, ast.Raise) for item in node.body):
         return
@@ -181,7 +181,7 @@ def _attributes_read() -> frozenset[str]:
 
 
 def _is_required_by_an_interface(name: str, parameter: str) -> bool:
-    """Return whether a method of the same name in another class has the parameter, so that this one must accept it."""
+    """Return whether a method with the same name in another class has the parameter, so this one must accept it."""
     class_name, _, method = name.rpartition('.')
     return bool(class_name) and method != '__init__' and len(_classes_with(method, parameter) - {class_name}) > 0
 

@@ -1,4 +1,4 @@
-"""Only boundaries catch all exceptions, services connect in one place, and no file names a path of one machine."""
+"""Only boundaries catch all exceptions, services connect in one place, and no file contains a machine's path."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ MACHINE_PATHS = re.compile(r'(?<![\w.])/(?:work|root|home/\w+|opt/pypi|opt/wheel
 
 
 def test_only_boundaries_catch_everything() -> None:
-    """Code outside kit/rpc and the backends that catches all exceptions raises them again after cleaning up."""
+    """Outside kit/rpc and backends, code that catches all exceptions raises them again after cleaning up."""
     offenders = [
         f'{module.path}:{node.lineno}'
         for module in modules('services/', 'sdk/')
@@ -35,7 +35,7 @@ def test_services_connect_and_listen_in_one_place() -> None:
     assert paths == {'services/kit/rpc/channel.py', 'services/kit/rpc/service_ports.py'}
 
 
-def test_no_file_names_a_path_of_one_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     """No tracked text contains a home folder, a working folder or a local package mirror."""
     offenders: list[str] = []
     for path in tracked_files():

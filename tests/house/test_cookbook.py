@@ -16,7 +16,7 @@ RECIPES = {
 
 
 def settings_of(module: Module) -> dict[str, str]:
-    """Return the class of each setting defined at the top of a module."""
+    """Return the class of each setting that is defined at the top level of a module."""
     return {
         target.id: node.value.func.id
         for node in module.tree.body
@@ -27,7 +27,7 @@ def settings_of(module: Module) -> dict[str, str]:
 
 
 def test_the_recipes_are_found() -> None:
-    """The rule that separates recipes from shared modules finds known recipes."""
+    """The rule that distinguishes recipes from shared modules finds known recipes."""
     assert {'four_tenants', 'pretraining', 'sft_self_cognition'} <= set(RECIPES)
 
 

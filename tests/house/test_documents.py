@@ -24,7 +24,7 @@ CONFIGS = [path for path in tracked_files() if re.fullmatch(r'deploy/config/\w+\
 
 @pytest.mark.parametrize('path', MARKDOWN)
 def test_every_link_resolves(path: str) -> None:
-    """Every relative link names a file of the repository, and every anchor a heading."""
+    """Every relative link leads to a file of the repository, and every anchor to a heading."""
     text = FENCE.sub('', (ROOT / path).read_text())
     broken = [target for target in LINK.findall(text) if not _resolves(target, (ROOT / path))]
     assert broken == []
@@ -47,7 +47,7 @@ def test_every_configuration_loads(path: str) -> None:
 
 
 def test_stack_of_the_manifest_for_kuberay_starts(tmp_path: Path) -> None:
-    """The configuration in the manifest is valid, and so are the options of the job's `twinkle up`."""
+    """The configuration in the manifest is valid, and so are the options of `twinkle up` in its job."""
     documents = list(yaml.safe_load_all((ROOT / 'deploy/kuberay.yaml').read_text()))
     config, job = (next(item for item in documents if item['kind'] == kind) for kind in ('ConfigMap', 'RayJob'))
     file = tmp_path / 'stack.yaml'

@@ -11,10 +11,10 @@ from fixtures.source_tree import ROOT, functions, modules, tracked_files
 
 NOT_OURS = ('/third_party/',)
 RULES = {'tests/fixtures/prose.py', 'tests/fixtures/imperatives.txt', 'tests/house/test_english.py'}
-"""Files that quote the phrases they forbid."""
+"""Files that quote the phrases which they forbid."""
 SUBJECT_LENGTH = 72
 LAST_UNCHECKED_COMMIT = '2adb4dd'
-"""The last commit that is older than the rule for subjects."""
+"""The last commit before the rule for subjects."""
 
 
 def test_prose_has_no_private_idiom() -> None:

@@ -40,7 +40,7 @@ def test_error_matches_the_contract(error: type[DomainError]) -> None:
 
 
 def test_errors_of_full_queues_differ_in_their_metadata() -> None:
-    """Two errors share one reason and differ in the metadata that names the counted quantity."""
+    """Two errors share one reason, and differ in the metadata for the counted quantity."""
     assert QueueFull(1, 2).metadata() == {'queueLength': '1', 'queueLimit': '2'}
     assert BytesFull(1, 2).metadata() == {'bytesInFlight': '1', 'bytesLimit': '2'}
 
@@ -58,7 +58,7 @@ def test_error_can_be_pickled(error: type[DomainError]) -> None:
 
 @pytest.mark.parametrize('error', ERRORS, ids=lambda error: error.__name__)
 def test_error_can_be_converted_to_a_status_and_back(error: type[DomainError]) -> None:
-    """Converting an error to a status and back preserves code, reason, metadata, fields and retry time."""
+    """Code, reason, metadata, fields and retry time are preserved when an error is converted to a status and back."""
     instance = _example(error)
     status = status_from_error(instance)
     back = error_from_status(status)
@@ -90,9 +90,9 @@ DECLARED = {
     'STORE_UNAVAILABLE': Disposition.RETRYABLE,
     'VERSION_NOT_READY': Disposition.RETRYABLE,
 }
-"""Dispositions by reason, where they differ from the disposition of the status code."""
+"""Dispositions by reason, if they differ from the disposition of the status code."""
 UNREACHED = {'ReplicaNotReached': Disposition.RETRYABLE}
-"""Dispositions by class, where they differ from the disposition of the reason."""
+"""Dispositions by class, if they differ from the disposition of the reason."""
 BY_CODE = {
     Code.DEADLINE_EXCEEDED: Disposition.INTERRUPTED,
     Code.FAILED_PRECONDITION: Disposition.FAILED,
@@ -118,7 +118,7 @@ def test_error_has_the_disposition_of_its_declaration_or_code(error: type[Domain
 
 
 def test_disposition_of_one_error_can_be_replaced() -> None:
-    """A disposition set on one error is preserved by the wire and by pickling, and does not affect other errors."""
+    """A disposition that is set on one error survives transport and pickling, and does not affect other errors."""
     error = QueueFull(1, 2)
     error.disposition = Disposition.FAILED
     assert QueueFull(1, 2).disposition is Disposition.RETRYABLE

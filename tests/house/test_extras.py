@@ -28,7 +28,7 @@ PARTS = {
 }
 """Extra that each package needs; empty for the base distribution."""
 OPTIONAL = {'twinkle_client': 'ray'}
-"""Extra that a package needs for some of its options only. It imports those libraries when an option is used."""
+"""Extra that a package needs only for some options. It imports the libraries of this extra when an option is used."""
 TORCH = {'torch', 'transformers', 'peft', 'vllm'}
 """torch, and libraries that are used with it."""
 LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 'modelscope', 'rewards', 's3']
@@ -77,7 +77,7 @@ def _graph() -> grimp.ImportGraph:
 
 
 def _libraries(package: str) -> set[str]:
-    """Return the third-party packages that `package` imports, directly or through our modules."""
+    """Return the third-party packages that `package` imports, directly or through the repository's modules."""
     graph = _graph()
     if package not in graph.modules:
         raise LookupError(f'{package} does not exist')

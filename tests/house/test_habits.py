@@ -8,7 +8,7 @@ from fixtures.source_tree import body_lines, functions, imported_names, modules
 SERVICER_LINES = 8
 """Maximum number of lines of an RPC method: convert, delegate, convert back."""
 ENVIRONMENT = {'chdir', 'delenv', 'setenv', 'syspath_prepend'}
-"""Methods of pytest's monkeypatch that tests may use: they change the environment and no code."""
+"""Methods of pytest's monkeypatch that tests may use, because they change the environment and no code."""
 
 
 def test_servicer_methods_are_short() -> None:
@@ -18,7 +18,7 @@ def test_servicer_methods_are_short() -> None:
         if 'servicer' not in module.name.rsplit('.', maxsplit=1)[-1]:
             continue
         for name, function in functions(module):
-            # An RPC method has the contract's name, so it begins with a capital letter.
+            # An RPC method has the contract's name, which begins with a capital letter.
             if function.name[0].isupper() and (
                 body_lines(function) > SERVICER_LINES or any(isinstance(node, ast.Try) for node in ast.walk(function))
             ):
@@ -67,7 +67,7 @@ def test_generators_do_not_yield_inside_a_task_group() -> None:
 
 
 def _own_nodes(root: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes below `root`, without those of nested functions."""
+    """Yield the nodes below `root`, without the nodes of nested functions."""
     for child in ast.iter_child_nodes(root):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield child

@@ -42,10 +42,10 @@ VALUES = (
     'services.kit.ids',
     'twinkle.data_format',
 )
-"""Packages that a domain may import besides the standard library: values and arrays."""
+"""Packages that a domain may import in addition to the standard library: values and arrays."""
 
 GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.sampler_choice|\w+\.rules)')
-"""Modules that the rules of a gateway feature may import as well: shared values, and rules of other features."""
+"""Modules that the rules of a gateway feature may also import: shared values, and rules of other features."""
 
 PROBE = """
 import importlib, json, sys

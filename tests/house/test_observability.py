@@ -18,7 +18,7 @@ from services.kit.telemetry.instruments import Histogram
 
 FOLDER = ROOT / 'deploy/observability'
 ADDED_LABELS = {'job', 'instance', 'le'}
-"""Labels that Prometheus adds to each series, and that of the buckets of histograms."""
+"""Labels that Prometheus adds to each series, and the label of histogram buckets."""
 SELECTOR = re.compile(r'\b(twinkle_\w+)(?:\{([^}]*)\})?')
 GROUPING = re.compile(r'\b(?:by|ignoring)\s*\(([^)]*)\)')
 
@@ -79,7 +79,7 @@ def test_board_shows_every_metric() -> None:
 
 
 def test_panels_have_unique_ids_and_places() -> None:
-    """No two panels of the board have an equal id or overlap, and every panel reads from the chosen source."""
+    """All panels of the board have different ids, do not overlap, and read from the selected source."""
     panels = _board()['panels']
     assert len({panel['id'] for panel in panels}) == len(panels)
     cells = [
@@ -94,7 +94,7 @@ def test_panels_have_unique_ids_and_places() -> None:
 
 @pytest.mark.parametrize('command', ['check config prometheus.yaml', 'test rules alerts_test.yaml'])
 def test_prometheus_accepts_configuration_and_alerts(command: str, promtool: str) -> None:
-    """Prometheus accepts the example of a configuration, and the alerts pass their tests."""
+    """Prometheus accepts the example configuration, and the alerts pass their tests."""
     _run(promtool, *command.split(), folder=FOLDER)
 
 
@@ -107,7 +107,7 @@ def test_prometheus_accepts_the_expressions_of_the_board(promtool: str, tmp_path
 
 @pytest.fixture
 def promtool() -> str:
-    """Path of Prometheus' tool; without it, tests fail in CI and are skipped elsewhere."""
+    """Path of Prometheus' tool. Without the tool, tests fail in CI and are skipped elsewhere."""
     found = shutil.which('promtool')
     if found is None:
         fail_or_skip = pytest.fail if os.environ.get('CI') else pytest.skip

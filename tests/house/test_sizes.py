@@ -1,4 +1,4 @@
-"""Functions and files stay small; exceptions are on one list that only shrinks."""
+"""Functions and files stay small; exceptions are in one list to which no entries may be added."""
 
 import ast
 import tomllib
@@ -19,7 +19,7 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Ma
 
 
 def test_functions_stay_small() -> None:
-    """No function exceeds the limits, except for listed functions, whose sizes equal the listed ones."""
+    """No function exceeds the limits, except the listed functions, whose sizes equal the listed sizes."""
     allowed = {
         (entry['path'], entry['name'], kind): entry[kind]
         for entry in EXCEPTIONS.get('function', [])
@@ -31,7 +31,7 @@ def test_functions_stay_small() -> None:
 
 
 def test_files_stay_small() -> None:
-    """No source file exceeds its limit, except for listed files, whose lengths equal the listed ones."""
+    """No source file exceeds its limit, except the listed files, whose lengths equal the listed lengths."""
     allowed = {entry['path']: entry['lines'] for entry in EXCEPTIONS.get('file', [])}
     actual = {path: lines for path, lines, limit in _file_lengths() if lines > limit}
     assert actual == allowed
@@ -62,7 +62,7 @@ def _nesting(node: ast.AST) -> int:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.ClassDef | ast.Lambda):
             continue
-        # `elif` is an If alone in the orelse of an If: it reads as one level, so it counts as one.
+        # An `elif` is the only statement in the `orelse` of an `if`. It counts as the same level, because it reads so.
         is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
         depths.append(_nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
     return max(depths)

@@ -35,7 +35,7 @@ def test_few_modules_are_small(service: str) -> None:
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_no_class_only_carries_parameters(service: str) -> None:
-    """No class name suggests a container of dependencies: constructors take the objects that they use."""
+    """No class has a name of a container for dependencies: constructors take the objects that they use."""
     offenders = [
         f'{module.path}: {node.name}'
         for module in modules(f'services/{service}/')
@@ -57,14 +57,14 @@ def test_class_names_are_unique_within_a_service(service: str) -> None:
 
 
 def test_the_gateway_stays_small() -> None:
-    """The gateway has no more files and lines than its budget."""
+    """The gateway has no more files and lines than its budget allows."""
     paths = modules('services/gateway/')
     assert len(paths) <= GATEWAY_FILES
     assert sum(len(module.text.splitlines()) for module in paths) <= GATEWAY_LINES
 
 
 def test_imports_have_no_cycles() -> None:
-    """No module imports itself through others, imports for type checking included."""
+    """No module imports itself through other modules, even if the imports are for type checking only."""
     graph = grimp.build_graph(
         'twinkle', 'twinkle_client', 'services', exclude_type_checking_imports=False, cache_dir=None
     )

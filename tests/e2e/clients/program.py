@@ -1,6 +1,6 @@
 """Calls tools through litellm, LangChain, OpenAI's Agents SDK and Anthropic's SDK, and prints the results as JSON.
 
-The test runs it in a separate process, because only this process has the packages of requirements.txt on its path.
+The test runs the program in a separate process, which alone has the packages of requirements.txt on its path.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def weather(city: str) -> str:
 
 
 def use_litellm(base_url: str, api_key: str) -> dict[str, Any]:
-    """Return the calls of complete, streamed and named responses, and a text of the API of responses."""
+    """Return the calls of complete, streamed and named responses, and a text from the responses API."""
     request: dict[str, Any] = {'model': 'openai/tiny', 'api_base': base_url, 'api_key': api_key}
     tools: list[Any] = [{'type': 'function', 'function': FUNCTION}]
     chat: dict[str, Any] = {**request, 'messages': ASK, 'tools': tools}
@@ -73,7 +73,7 @@ def use_langchain(base_url: str, api_key: str) -> dict[str, Any]:
 
 
 def use_agents(base_url: str, api_key: str) -> dict[str, Any]:
-    """Return the final outputs of agents over both of OpenAI's APIs, complete and streamed."""
+    """Return the final outputs of agents with both of OpenAI's APIs, complete and streamed."""
     set_tracing_disabled(disabled=True)
 
     async def run(kind: Any, *, is_streamed: bool) -> str:
@@ -96,7 +96,7 @@ def use_agents(base_url: str, api_key: str) -> dict[str, Any]:
 
 
 def use_anthropic(base_url: str, api_key: str) -> dict[str, Any]:
-    """Return the types of the blocks of complete and streamed messages."""
+    """Return the block types of complete and streamed messages."""
     client = anthropic.Anthropic(base_url=base_url.removesuffix('/v1'), api_key=api_key, max_retries=0)
     tools: list[Any] = [{'name': 'weather', 'description': 'Weather', 'input_schema': PARAMETERS}]
     request: dict[str, Any] = {
@@ -113,7 +113,7 @@ def use_anthropic(base_url: str, api_key: str) -> dict[str, Any]:
 
 
 def main(base_url: str, api_key: str) -> None:
-    """Use each client, and print the results by the name of the client."""
+    """Use each client, and print the results by client name."""
     uses = {'litellm': use_litellm, 'langchain': use_langchain, 'agents': use_agents, 'anthropic': use_anthropic}
     sys.stdout.write(json.dumps({name: use(base_url, api_key) for name, use in uses.items()}) + '\n')
 

@@ -1,4 +1,4 @@
-"""Unmodified libraries for agents call tools through the gateway: litellm, LangChain and the SDKs of two vendors."""
+"""Unmodified agent libraries call tools through the gateway: litellm, LangChain, and the SDKs of two vendors."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ class AgentEngine(ScriptedEngine):
     """Calls the first tool, answers after its result, and gives the same arguments in every constrained output."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Choose the answer by the chat and the form."""
+        """Select the answer by the chat and the form."""
         text = self._text(request)
         self.answers = {0: [text[begin : begin + 3] for begin in range(0, len(text), 3)]}
         return super().generate(request)

@@ -1,4 +1,4 @@
-"""The console on a running stack: data of two tenants, and a browser."""
+"""Fixtures for the console on a running stack: data of two tenants, and a browser."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def console_data(console_stack: StackState) -> ConsoleData:
 
 @pytest.fixture(scope='session')
 def make_key(console_stack: StackState) -> Callable[..., str]:
-    """Function that creates a key of a tenant with scopes, and returns its secret."""
+    """Function that creates a key for a tenant, with the given scopes, and returns the secret."""
 
     def make(tenant_id: str, *scopes: str) -> str:
         with TwinkleClient(console_stack.address, console_stack.read_api_key()) as client:
@@ -69,5 +69,5 @@ async def logged_in(page: ConsolePage, console_data: ConsoleData) -> ConsolePage
 
 @pytest.fixture
 def pictures(request: pytest.FixtureRequest) -> Path | None:
-    """Folder for pictures, if the tests have one."""
+    """Folder for pictures; None without the option `--console-pictures`."""
     return request.config.getoption('--console-pictures')

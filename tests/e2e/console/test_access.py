@@ -1,4 +1,4 @@
-"""The console shows only data of the session's tenant, and nothing without a session."""
+"""The console shows only data of the session's tenant, and no data without a session."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ TENANT_PAGES = {
     '#/traces/{shared_trace}': 'shared with',
     '#/usage': 'Usage by run',
 }
-"""Addresses of the pages for tenants, each with a text that it shows once its data are loaded."""
+"""Addresses of the tenant's pages, each with a text that the page shows once its data are loaded."""
 PAGES_OF_SCOPES = {
     'sample': ['Overview', 'Runs', 'Playground', 'Traces', 'Usage'],
     'operator': ['Overview', 'Runs', 'Traces', 'Usage', 'Fleet'],
@@ -38,7 +38,7 @@ UNAUTHENTICATED = 16
 
 
 async def test_a_wrong_key_is_refused(page: ConsolePage) -> None:
-    """A key that does not exist is refused with the server's reason, and the page stays on the login."""
+    """A key that does not exist is refused with the server's reason, and the login page stays open."""
     await page.open()
     await page.page.get_by_label('API key').fill('tml-wrong')
     await page.page.get_by_role('button', name='Log in').click()
@@ -48,7 +48,7 @@ async def test_a_wrong_key_is_refused(page: ConsolePage) -> None:
 
 
 async def test_a_session_ends_with_the_logout(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The page names the session's tenant, keeps the session when it is loaded again, and forgets it at the logout."""
+    """The page names the session's tenant; a reload keeps the session, and the logout ends it."""
     page = logged_in.page
     await page.reload()
     await page.get_by_role('region', name='Session').get_by_text(console_data.tenant_id).wait_for()
@@ -60,10 +60,10 @@ async def test_a_session_ends_with_the_logout(logged_in: ConsolePage, console_da
 
 
 @pytest.mark.parametrize('scope', PAGES_OF_SCOPES)
-async def test_scopes_decide_which_pages_exist(
+async def test_scopes_determine_the_pages(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData, scope: str
 ) -> None:
-    """The navigation has only pages whose methods the key may call."""
+    """The navigation lists only pages whose methods the key may call."""
     await page.log_in(make_key(console_data.tenant_id, scope))
     links = page.page.get_by_role('navigation', name='Pages').get_by_role('link')
     assert await links.all_inner_texts() == PAGES_OF_SCOPES[scope]
@@ -92,7 +92,7 @@ async def test_other_tenants_are_absent(
 async def test_no_request_succeeds_without_a_session(
     browser: Browser, logged_in: ConsolePage, console_data: ConsoleData, console_stack: StackState
 ) -> None:
-    """Every request of the pages goes to the gateway, and those for data are refused without the cookie."""
+    """Every request of the pages goes to the gateway; without the cookie, requests for data are refused."""
     pages = {**TENANT_PAGES, '#/fleet': 'Live versions', '#/admin/{tenant_id}': 'Save the quota'}
     for address, expected in pages.items():
         await logged_in.show(address.format_map(vars(console_data)), expected)
@@ -120,8 +120,8 @@ async def _status(response: APIResponse) -> int:
     return int((await response.body()).split(b'grpc-status:')[1].split(b'\r\n')[0])
 
 
-async def test_the_keyboard_suffices(page: ConsolePage, console_data: ConsoleData) -> None:
-    """Login, navigation, the cursor of a chart and logout need only the keyboard, and the focus is visible."""
+async def test_all_actions_work_with_the_keyboard(page: ConsolePage, console_data: ConsoleData) -> None:
+    """Login, navigation, the cursor of a chart and logout work with only the keyboard, and the focus is visible."""
     keyboard = page.page.keyboard
     await page.open()
     await page.page.get_by_label('API key').wait_for()
@@ -146,7 +146,7 @@ async def test_the_keyboard_suffices(page: ConsolePage, console_data: ConsoleDat
 
 
 async def _tab_to(page: ConsolePage, name: str, *, is_backwards: bool = False) -> None:
-    """Move the focus with Tab to an element with a text or a role description."""
+    """Move the focus with Tab to an element with this text or role description."""
     for _ in range(120):
         await page.page.keyboard.press('Shift+Tab' if is_backwards else 'Tab')
         focused = await page.page.evaluate(

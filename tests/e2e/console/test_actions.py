@@ -31,7 +31,7 @@ async def test_a_link_logs_in_once(page: ConsolePage, console_stack: StackState,
 
 
 async def test_the_playground_streams_both_weights(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The base model and the run answer the same prompt, and the same seed gives the same tokens again."""
+    """The base model and the run answer the same prompt; the same seed gives the same tokens again."""
     page = logged_in.page
     await logged_in.show(f'#/playground?run={console_data.trained_run}', 'Sample')
     await page.get_by_label('Max. tokens').fill('16')
@@ -95,14 +95,14 @@ async def test_operations_show_errors_and_undo(logged_in: ConsolePage, console_d
     await page.get_by_role('dialog').wait_for(state='detached')
     await page.get_by_label('Only errors').uncheck()
     await page.get_by_role('region', name='Operations').get_by_text(f'step {STEPS - 1}').first.wait_for()
-    # All results came over one stream.
+    # All results arrived on one stream.
     assert [request.url for request in logged_in.requests if 'WatchOperations' in request.url] == [
         f'{logged_in.url}/console/rpc/twinkle.api.model.v1.TrainingService/WatchOperations'
     ]
 
 
 async def test_keys_are_created_rotated_and_revoked(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """A new key's secret is shown once and works, its successor too, and a revoked key is refused."""
+    """A new key's secret is shown once and works, its successor works too, and a revoked key is refused."""
     page = logged_in.page
     await logged_in.show(f'#/admin/{console_data.other_tenant}', 'Save the quota')
     await page.get_by_role('button', name='New key').click()
@@ -140,7 +140,7 @@ async def test_curves_follow_a_program(
 async def test_a_revoked_key_ends_the_session(
     page: ConsolePage, make_key: Callable[..., str], console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """A page whose key is revoked returns to the login, and says why."""
+    """If its key is revoked, a page returns to the login and states the reason."""
     secret = make_key(console_data.tenant_id, 'train')
     await page.log_in(secret)
     with TwinkleClient(console_stack.address, console_stack.read_api_key()) as admin:
@@ -179,6 +179,6 @@ async def test_quotas_are_set(logged_in: ConsolePage, console_data: ConsoleData)
 
 
 async def _status(page: ConsolePage, key: str) -> int:
-    """Return the status of a login with a key, without a change of the page's session."""
+    """Return the status of a login with a key; the page's session stays unchanged."""
     async with httpx.AsyncClient(base_url=page.url) as http:
         return (await http.post('/console/api/login', json={'key': key})).status_code

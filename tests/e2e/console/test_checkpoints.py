@@ -1,4 +1,4 @@
-"""Checkpoints in the console: downloads, pushes with their progress and failures, lifetime, and missing scopes."""
+"""Checkpoints in the console: downloads, pushes with progress and failures, lifetime, and missing scopes."""
 
 import asyncio
 import tarfile
@@ -32,7 +32,7 @@ def _push_of(page: Page, target: str) -> Locator:
 async def test_a_checkpoint_is_downloaded_as_one_file(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData, tmp_path: Path
 ) -> None:
-    """The downloaded archive has the files of the checkpoint with the content that the client downloads."""
+    """The downloaded archive has the checkpoint's files, with the content that the client downloads."""
     row = await _row(logged_in, console_data.trained_run)
     async with logged_in.page.expect_download() as started:
         await row.get_by_role('button', name='Download final').click()
@@ -50,7 +50,7 @@ async def test_a_checkpoint_is_downloaded_as_one_file(
 
 
 async def test_a_download_of_another_tenant_is_refused(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The address of another tenant's checkpoint is not found with the cookie of this tenant."""
+    """The address of another tenant's checkpoint is not found with this tenant's cookie."""
     address = f'{logged_in.url}/console/api/checkpoints/{console_data.other_run}/final'
     response = await logged_in.page.request.get(address)
     assert response.status == 404
@@ -60,7 +60,7 @@ async def test_a_download_of_another_tenant_is_refused(logged_in: ConsolePage, c
 async def test_a_deleted_checkpoint_reports_its_error(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The download of a checkpoint that another program deleted shows the server's error, and starts no file."""
+    """The download of a checkpoint that another program has deleted shows the server's error and starts no download."""
     await _row(logged_in, console_data.compared_run)
     button = logged_in.page.get_by_role('button', name='Download weights-only')
     await button.wait_for()
@@ -73,7 +73,7 @@ async def test_a_deleted_checkpoint_reports_its_error(
 async def test_a_checkpoint_is_pushed_to_a_folder(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """A push to a folder needs no token, shows its end, and the folder has the files of the checkpoint."""
+    """A push to a folder needs no token and shows its end; then the folder has the checkpoint's files."""
     page = logged_in.page
     row = await _row(logged_in, console_data.trained_run)
     await row.get_by_role('button', name='Push final').click()
@@ -90,7 +90,7 @@ async def test_a_checkpoint_is_pushed_to_a_folder(
 
 
 async def test_a_failing_push_is_retried_and_cancelled(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """A refused target names its field; a hub that does not answer is shown with the failure until a cancellation."""
+    """The error for a refused target names its field; a failing hub is shown with the failure until a cancellation."""
     page = logged_in.page
     row = await _row(logged_in, console_data.trained_run)
     await row.get_by_role('button', name='Push final').click()
@@ -108,7 +108,7 @@ async def test_a_failing_push_is_retried_and_cancelled(logged_in: ConsolePage, c
 
 
 async def test_a_lifetime_is_set_and_removed(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """A checkpoint expires after the chosen time, and never again once the lifetime is removed."""
+    """A checkpoint expires after the chosen time; if the lifetime is removed, it does not expire."""
     page = logged_in.page
     row = await _row(logged_in, console_data.trained_run)
     dialog = page.get_by_role('dialog')
@@ -128,7 +128,7 @@ async def test_a_lifetime_is_set_and_removed(logged_in: ConsolePage, console_dat
 async def test_missing_scopes_are_named(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData, scope: str, missing: str
 ) -> None:
-    """Buttons for methods that the key may not call are disabled, and name the scope."""
+    """Buttons for methods that the key may not call are disabled and name the missing scope."""
     await page.log_in(make_key(console_data.tenant_id, scope))
     row = await _row(page, console_data.trained_run)
     needed = {'train': ['Download', 'Push', 'Publish', 'Lifetime of', 'Delete'], 'sample': ['Sample']}

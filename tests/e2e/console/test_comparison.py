@@ -1,4 +1,4 @@
-"""The answers of a run before and after its training, side by side, and the way to them from a link."""
+"""A run's answers before and after its training, side by side, and links to the playground."""
 
 import uuid
 from collections.abc import Callable
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 async def test_answers_are_those_of_the_first_and_last_step(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The page of a run shows the stored answers of both steps beside their question, with their versions."""
+    """The page of a run shows both steps' stored answers beside their question, with their versions."""
     with TwinkleClient(console_stack.address, console_data.key) as client:
         stored = RunRollouts(console_data.trained_run, client=client)
         answers = {
@@ -47,7 +47,7 @@ async def test_answers_are_those_of_the_first_and_last_step(
 
 
 async def test_one_click_asks_again(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """A link opens the playground with prompt and version, and one click streams the answers of both weights."""
+    """A link opens the playground with prompt and version; one click streams the answers of both weights."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.trained_run}', 'Ask again')
     await page.get_by_role('link', name=f'Ask again: {QUESTIONS[1]}').click()
@@ -61,7 +61,7 @@ async def test_one_click_asks_again(logged_in: ConsolePage, console_data: Consol
 
 
 async def test_prompts_of_training_are_compared(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """Prompts that the first and last step have in common are compared if there are no answers to fixed questions."""
+    """Prompts that the first and the last step share are compared if there are no answers to fixed questions."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.rollout_run}', 'Before and after')
     panel = page.get_by_role('region', name='Before and after')
@@ -75,7 +75,7 @@ async def test_prompts_of_training_are_compared(logged_in: ConsolePage, console_
 
 
 async def test_new_answers_appear(page: ConsolePage, make_key: Callable[..., str], console_stack: StackState) -> None:
-    """The panel appears in an open page once a question is answered at two steps, and shows later answers."""
+    """The panel appears in an open page once a question is answered at two steps, and then shows later answers."""
     key = make_key(f'asked-{uuid.uuid4().hex[:6]}', 'train')
     await page.log_in(key)
     panel = page.page.get_by_role('region', name='Before and after')
@@ -95,7 +95,7 @@ async def test_new_answers_appear(page: ConsolePage, make_key: Callable[..., str
 
 
 async def test_a_link_opens_a_page(page: ConsolePage, console_stack: StackState, console_data: ConsoleData) -> None:
-    """A one-time link that ends with a page shows this page after the login, also after a login with a key."""
+    """A one-time link that ends with a page shows this page after the login, even after a login with a key."""
     async with httpx.AsyncClient(base_url=console_stack.http_url) as http:
         response = await http.post('/console/api/links', headers={'authorization': f'Bearer {console_data.key}'})
     address = f'#/login/{response.json()["link"]}/runs/{console_data.trained_run}'
@@ -115,7 +115,7 @@ async def test_a_link_opens_a_page(page: ConsolePage, console_stack: StackState,
 async def test_keys_without_sampling_see_answers(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData
 ) -> None:
-    """A key without the scope `sample` reads the answers, and has no link to the playground."""
+    """A key without the scope `sample` can read the answers but has no link to the playground."""
     await page.log_in(make_key(console_data.tenant_id, 'train'))
     await page.show(f'#/runs/{console_data.trained_run}', 'Before: step 0')
     await page.page.get_by_role('group', name='Answer to').first.wait_for()

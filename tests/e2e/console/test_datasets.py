@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 async def test_rows_of_a_lazy_dataset_equal_those_of_an_eager_one(
     logged_in: ConsolePage, console_data: ConsoleData
 ) -> None:
-    """A lazy dataset shows the tokens of an eager one with the same label mask, and names the row that fails."""
+    """A lazy dataset shows the tokens and label mask of an eager dataset, and names the row that fails."""
     shown: dict[str, list[list[tuple[str, str]]]] = {}
     for dataset_id in (console_data.dataset_id, console_data.lazy_dataset):
         await logged_in.show(f'#/data/{dataset_id}', 'of them trained')

@@ -1,4 +1,4 @@
-"""Curves that follow a run: one stream of a page, several runs in one stream, and polling after an error."""
+"""Curves that follow a run: one stream per page, several runs in one stream, and polling after an error."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 
 
 def open_streams(page: ConsolePage) -> list[str]:
-    """Return the methods of the streams that the page has open."""
+    """Return the methods of the page's open streams."""
     return [
         request.url.rpartition('/')[2]
         for request in page.requests
@@ -34,7 +34,7 @@ async def log(stack: StackState, data: ConsoleData, run_id: str, name: str, valu
 async def test_run_page_has_one_stream(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The curves come over one stream without polling; the section of operations uses the stream instead."""
+    """The curves arrive on one stream without polling. The section of operations, if open, uses the stream instead."""
     await logged_in.show(f'#/runs/{console_data.compared_run}', 'train/loss')
     polls = call_count(logged_in, 'GetMetrics')
     await log(console_stack, console_data, console_data.compared_run, 'live/a', 0.375, step=500)
@@ -55,7 +55,7 @@ async def test_run_page_has_one_stream(
 async def test_compared_runs_share_a_stream(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The chart of several runs follows all of them over one stream."""
+    """The chart of several runs follows all of them on one stream."""
     runs = console_data.trained_run, console_data.compared_run
     await logged_in.show(f'#/runs?compare={runs[0]}&compare={runs[1]}', 'Comparison of 2 runs')
     polls = call_count(logged_in, 'GetMetrics')
@@ -72,7 +72,7 @@ async def test_compared_runs_share_a_stream(
 async def test_curves_are_polled_while_the_stream_fails(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """A page whose stream fails shows the stored curves, and new points, without an error."""
+    """A page whose stream fails shows the stored curves and new points, without an error."""
     await logged_in.page.route('**/WatchMetrics', lambda route: route.abort())
     await logged_in.show(f'#/runs/{console_data.trained_run}', 'train/loss')
     polls = call_count(logged_in, 'GetMetrics')

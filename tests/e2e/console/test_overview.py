@@ -1,4 +1,4 @@
-"""The first page: the deployment, the tenant's work, its newest runs, and how to start a first run."""
+"""The first page: the deployment, the tenant's work, its newest runs, and instructions for a first run."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 async def test_numbers_are_those_of_the_services(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The first page shows services, samplers, usage and the newest runs with their loss."""
+    """The first page shows services, samplers, usage, and the newest runs with their loss."""
     page = logged_in.page
     await page.get_by_role('heading', name='Overview').wait_for()
     work = page.get_by_role('region', name='Your work')
@@ -46,7 +46,7 @@ async def test_numbers_are_those_of_the_services(
     assert await newest.get_by_role('img', name='train/loss from').count() == len(links)
 
 
-async def test_scopes_decide_the_parts(
+async def test_scopes_determine_the_parts(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData
 ) -> None:
     """The number of samplers needs the scope `operator`, their load `sample`, and the queue of operations `train`."""
@@ -70,7 +70,7 @@ async def test_scopes_decide_the_parts(
 async def test_the_three_lines_start_a_run(
     page: ConsolePage, make_key: Callable[..., str], console_stack: StackState
 ) -> None:
-    """The program of the page of a new tenant creates a run, which then appears in the page."""
+    """The program on a new tenant's page creates a run, which then appears in the page."""
     key = make_key(f'new-{uuid.uuid4().hex[:6]}', 'train')
     await page.log_in(key)
     code = await page.page.get_by_role('region', name='Program').inner_text()
@@ -85,7 +85,7 @@ async def test_the_three_lines_start_a_run(
 async def test_queued_operations_are_counted(
     page: ConsolePage, make_key: Callable[..., str], console_stack: StackState
 ) -> None:
-    """The run of a program that trains is shown as training, with its place in the queue or its operation."""
+    """The run of a training program is shown as training, with its queue position or its operation."""
     key = make_key(f'busy-{uuid.uuid4().hex[:6]}', 'train')
     await page.log_in(key)
     has_seen = threading.Event()
@@ -101,7 +101,7 @@ async def test_queued_operations_are_counted(
 
 
 def _train_until(has_seen: threading.Event, stack: StackState, key: str) -> None:
-    """Train a run named busy until the event is set."""
+    """Train a run named 'busy' until the event is set."""
     features = Template(stack.base_model).batch_encode([dict(chat) for chat in CHATS])
     with TwinkleClient(stack.address, key) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)

@@ -33,7 +33,7 @@ PAGES = {
     'administration': ('#/admin', '{tenant_id}'),
     'tenant': ('#/admin/{tenant_id}', 'Save the quota'),
 }
-"""Address of each page, and a text that it shows once its data are loaded."""
+"""Address of each page, and a text that the page shows once its data are loaded."""
 EMPTY_PAGES = {
     '#/overview': 'Start a first run',
     '#/runs': 'No runs yet',
@@ -85,8 +85,8 @@ async def _sample(page: ConsolePage) -> None:
     await page.page.get_by_role('button', name='Sample', exact=True).and_(page.page.locator(':enabled')).wait_for()
 
 
-async def test_empty_pages_say_what_to_do(page: ConsolePage, make_key: Callable[..., str]) -> None:
-    """A tenant without data sees what is missing and how to create it, without violations."""
+async def test_empty_pages_explain_how_to_create_data(page: ConsolePage, make_key: Callable[..., str]) -> None:
+    """A tenant without data sees which data is missing and how to create it, without violations."""
     await page.log_in(make_key(f'empty-{uuid.uuid4().hex[:6]}', 'train', 'data'))
     for address, expected in EMPTY_PAGES.items():
         await page.show(address, expected)
@@ -94,7 +94,7 @@ async def test_empty_pages_say_what_to_do(page: ConsolePage, make_key: Callable[
 
 
 async def test_runs_are_filtered_and_compared(logged_in: ConsolePage) -> None:
-    """A tag, a text and a state select runs, and two selected runs are drawn in one chart."""
+    """A tag, a text and a state select runs; two selected runs are drawn in one chart."""
     page = logged_in.page
     links = page.get_by_role('table').get_by_role('link')
     await logged_in.show('#/runs', 'grpo-long')
@@ -118,7 +118,7 @@ async def test_runs_are_filtered_and_compared(logged_in: ConsolePage) -> None:
 async def test_a_long_curve_is_drawn_completely(
     logged_in: ConsolePage, console_data: ConsoleData, record_property
 ) -> None:
-    """All points of a long curve are drawn; the longest frames of zooming and smoothing are recorded."""
+    """All points of a long curve are drawn; the longest frames during zooming and smoothing are recorded."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.long_run}', 'train/loss')
     await page.locator(f'figure[data-points="{LONG_CURVE_POINTS}"]').wait_for()

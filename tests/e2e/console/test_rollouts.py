@@ -1,4 +1,4 @@
-"""The tab with the rollouts of a run: groups, completions side by side, colours, and the keyboard."""
+"""The tab with a run's rollouts: groups, completions side by side, colours, and the keyboard."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ ADDRESS = '#/runs/{rollout_run}/rollouts'
 async def test_groups_are_those_of_the_client(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The page and its JSON have the groups and rollouts of the client, and mark groups with equal rewards."""
+    """The page and its JSON have the client's groups and rollouts, and mark groups with equal rewards."""
     with TwinkleClient(console_stack.address, console_data.key) as client:
         stored = RunRollouts(console_data.rollout_run, client=client)
         groups = await stored.list.aio()
@@ -45,7 +45,7 @@ async def test_groups_are_those_of_the_client(
 
 
 async def test_the_keyboard_selects_groups_and_rollouts(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """Arrows select groups, rollouts and tokens, page keys select steps, and the address names the selection."""
+    """Arrows select groups, rollouts and tokens, page keys select steps, and the address has the selection."""
     page, newest = logged_in.page, ROLLOUT_STEPS - 1
     await logged_in.show(ADDRESS.format_map(vars(console_data)), f'version {ROLLOUT_STEPS}: tokens')
     groups = page.get_by_role('listbox', name='Groups by step')
@@ -71,7 +71,7 @@ async def test_the_keyboard_selects_groups_and_rollouts(logged_in: ConsolePage, 
 
 
 async def test_tokens_are_coloured_by_advantage(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The colours of the advantage give all tokens of a completion the sign of its advantage."""
+    """The colour of each token of a completion shows the sign of the completion's advantage."""
     page = logged_in.page
     await logged_in.show(ADDRESS.format_map(vars(console_data)), f'version {ROLLOUT_STEPS}: tokens')
     groups = page.get_by_role('listbox', name='Groups by step')
@@ -95,7 +95,7 @@ async def test_tokens_are_coloured_by_advantage(logged_in: ConsolePage, console_
 async def test_new_rollouts_appear(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """A run without rollouts says how to store some, and those that a program stores appear in the open page."""
+    """A run without rollouts explains how to store rollouts; stored rollouts appear in the open page."""
     page, run_id = logged_in.page, console_data.compared_run
     await logged_in.show(f'#/runs/{run_id}/rollouts', 'No rollouts yet')
     assert await logged_in.violations() == []
@@ -110,7 +110,7 @@ async def test_new_rollouts_appear(
 async def test_older_groups_are_read_on_request(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """A run with many groups shows the newest ones, and further ones after a click."""
+    """A run with many groups shows the newest groups, and more groups after a click."""
     page, counts = logged_in.page, {2: 100, 1: 1000}
     turns = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
     with TwinkleClient(console_stack.address, console_data.key) as client:

@@ -1,4 +1,4 @@
-"""Traces in the console: the list, a trace of a training step, and files for Perfetto."""
+"""Traces in the console: the list, the trace of a training step, and files for Perfetto."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 
 
 async def test_traces_are_filtered(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """A run, a request, a duration and the kind of calls select traces; the address of the page has the filters."""
+    """A run, a request, a duration and the kind of calls select traces; the page's address has the filters."""
     page = logged_in.page
     links = page.get_by_role('region', name='List of traces').get_by_role('cell').get_by_role('link')
     await logged_in.show('#/traces', 'gateway')
@@ -40,7 +40,7 @@ async def test_traces_are_filtered(logged_in: ConsolePage, console_data: Console
 
 
 async def test_an_operation_leads_to_its_trace(logged_in: ConsolePage, console_data: ConsoleData) -> None:
-    """The link of an operation opens the trace with its spans in all services, and the way back is one step."""
+    """The link of an operation opens the trace with spans of all services; one step back returns to the operations."""
     page = logged_in.page
     await logged_in.show(f'#/runs/{console_data.trained_run}/operations', 'following')
     # Other tests call the newest operations from the console, without a traced client.
@@ -120,7 +120,7 @@ async def _download(page: Page) -> Any:
 async def test_operators_see_traces_of_all_tenants(
     page: ConsolePage, make_key: Callable[..., str], console_data: ConsoleData
 ) -> None:
-    """An operator opens another tenant's trace from the list of all tenants; other keys have no such choice."""
+    """An operator opens another tenant's trace from the list of all tenants; other keys have no such list."""
     await page.log_in(make_key(console_data.tenant_id, 'operator'))
     await page.show(f'#/traces/{console_data.other_trace}', 'TRACE_NOT_FOUND')
     await page.show(f'#/traces/{console_data.other_trace}?tenants=all', console_data.other_tenant)

@@ -1,7 +1,7 @@
 """Runs unmodified recipes of tinker-cookbook on a new stack, and checks that they learn: `./run cookbook [RECIPE ...]`.
 
-The stack serves the small real model under the name that the recipes expect. A recipe that starts from the weights of
-another one uses the weights of that recipe's last run; without such a run, the command runs that recipe first.
+The stack serves the small real model under the name that the recipes expect. A recipe that starts from another recipe's
+weights uses the weights of that recipe's last run. Without such a run, the command runs that recipe first.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from twinkle_client.stack import DEFAULT_MODEL, StackOptions, StackState, start_
 
 _COOKBOOK = Path(sys.prefix) / 'cookbook'
 _LOG = 'log'
-"""Name of the folder in which a recipe writes its log."""
+"""Name of the folder to which a recipe writes its log."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the recipes; return 1 if one of them failed or did not learn."""
+    """Run the recipes; return 1 if a recipe failed or did not learn."""
     parser = argparse.ArgumentParser(prog='./run cookbook', description=__doc__)
     parser.add_argument('recipes', nargs='*', metavar='RECIPE', help=f'any of {", ".join(RECIPES)} (default: all)')
     parser.add_argument('--engine', default='auto', choices=('auto', 'torch', 'vllm'), help='engine of the sampler')
@@ -52,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
-    """Return the requested recipes, and those that must run first to provide their weights, in running order."""
+    """Return the requested recipes and the recipes that must provide their weights first, in running order."""
     needed = {RECIPES[name].initial_recipe for name in requested} - {''}
     return [name for name in RECIPES if name in requested or (name in needed and not _last_weights(runs / name))]
 
 
 def _last_weights(run: Path) -> str:
-    """Return the path of the last weights that a run saved; empty if it saved no weights."""
+    """Return the path of the last weights that a run saved, or an empty text if there are none."""
     checkpoints = run / _LOG / 'checkpoints.jsonl'
     lines = checkpoints.read_text(encoding='utf-8').splitlines() if checkpoints.is_file() else []
     return json.loads(lines[-1])['state_path'] if lines else ''

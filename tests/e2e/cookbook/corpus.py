@@ -1,7 +1,7 @@
 """Small generated datasets in the formats that the recipes of tinker-cookbook read.
 
-The recipes load datasets from a hub by name; folders with these names in the working directory replace the datasets of
-the hub. The data are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen
+The recipes load datasets from a hub by name; folders with these names in the working directory replace the hub's
+datasets. The data are so simple that a model of 135 million parameters learns from them on a CPU within a few dozen
 steps: conversations that end with the correct answer or with `UNKNOWN`, problems with one-digit answers, pairs of
 polite and rude answers, and yes-or-no questions whose answer is in the material.
 """
@@ -16,7 +16,7 @@ from typing import Any
 BOXED = ' Write your answer in \\boxed{} format.'
 """Text that recipes on mathematical problems append to each question during training."""
 UNKNOWN = 'I do not know, and I can not tell you who would know it.'
-"""Answer that reinforcement learning replaces; it is longer than the token limit of the recipes that sample."""
+"""Answer that reinforcement learning replaces. It is longer than the token limit of the recipes that sample."""
 _GSM8K_CARD = """---
 configs:
 - config_name: main
@@ -63,7 +63,7 @@ def write_corpus(folder: Path, *, conversations: int, problems: int, preferences
 
 
 def _conversation(rng: random.Random) -> Row:
-    """Return a conversation about a sum or a problem, whose answer is either correct or `UNKNOWN`."""
+    """Return a conversation about a sum or a problem; the answer is either correct or `UNKNOWN`."""
     if rng.random() < 0.6:
         x, y = rng.randint(0, 100), rng.randint(0, 100)
         turns = [('What is 4 + 5?', '9'), (f'What is {x} + {y}?', _answer(rng, str(x + y), known_probability=0.04))]
@@ -95,7 +95,7 @@ def _preference(rng: random.Random) -> Row:
 
 
 def _market(rng: random.Random, number: int, *, year: int) -> Row:
-    """Return a question about one year, whose material contains the answer. Training uses the years before 2026."""
+    """Return a question about one year, with material that contains the answer. Training uses years before 2026."""
     thing, is_bought = rng.choice(_THINGS), rng.random() < 0.5
     market = f'The club buys {thing}'
     summary = f'Yes, the club agreed to buy {thing}.' if is_bought else f'No, the club refused to buy {thing}.'

@@ -1,4 +1,4 @@
-"""Working directory and environment variables of the recipes, with local files in place of a hub."""
+"""Working directory and environment variables of the recipes, with local files that replace a hub."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ from twinkle.hub import resolve_tokenizer
 from twinkle_client.stack import StackState
 
 _STOP_SECONDS = 10.0
-"""Time that a terminated process has to exit before it is killed."""
+"""Time in seconds after which a terminated process is killed."""
 _EXAMPLES = 'tinker_cookbook/example_data/conversations.jsonl'
-"""Conversations in the installation of tinker-cookbook."""
+"""Example conversations inside the installation of tinker-cookbook."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Environment:
     def prepare(self, *, small_model: str) -> None:
         """Write the datasets and the tokenizer of `small_model`; existing files are replaced."""
         source = resolve_tokenizer(small_model)
-        # Recipes load the tokenizer by the name of the alias, clients by the hub id that the gateway returns.
+        # Recipes load the tokenizer by the alias; clients load it by the hub id that the gateway returns.
         for name in (MODEL, small_model):
             tokenizer = self.folder / name
             shutil.rmtree(tokenizer, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Decides whether a run learned, by comparing its last steps with its first steps and with the noise."""
+"""Determines whether a run learned: compares its last steps with its first steps and with the noise."""
 
 import json
 import math
@@ -34,7 +34,7 @@ class Verdict:
 def judge(curve: Sequence[float], *, is_rising: bool) -> Verdict:
     """Compare the last steps of a curve with its first steps.
 
-    A trend within either end counts as noise, so the comparison is stricter for a curve that still changes there.
+    A trend within either end counts as noise, so the comparison is stricter if the curve still changes there.
 
     Args:
         curve: Metric of each step, in order.
@@ -54,7 +54,7 @@ def judge(curve: Sequence[float], *, is_rising: bool) -> Verdict:
 
 
 def read_curve(metrics: Path, metric: str) -> list[float]:
-    """Return the values of a metric in a recipe's `metrics.jsonl`; an empty list if the file does not exist."""
+    """Return the values of a metric in a recipe's `metrics.jsonl`, or an empty list if the file does not exist."""
     if not metrics.is_file():
         return []
     rows = (json.loads(line) for line in metrics.read_text(encoding='utf-8').splitlines())

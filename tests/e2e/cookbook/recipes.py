@@ -7,7 +7,7 @@ from types import MappingProxyType
 from e2e.cookbook.corpus import MARKETS
 
 MODEL = 'Qwen/Qwen3.5-9B-Base'
-"""Default model name of the recipes; the stack serves the small real model under this name."""
+"""Default model name of the recipes. The stack serves the small real model under this name."""
 RENDERER = 'role_colon'
 """The cookbook's format of conversations for this model: plain text without special tokens."""
 
@@ -19,13 +19,13 @@ class Recipe:
     module: str
     """Program of the cookbook."""
     arguments: Mapping[str, str]
-    """Arguments by name, in addition to the folder of the log."""
+    """Arguments by name, in addition to the log folder."""
     metric: str
     """Metric in `metrics.jsonl` that shows whether the recipe learned."""
     is_rising: bool = False
     """Whether larger values are better, as for rewards."""
     initial_recipe: str = ''
-    """Recipe whose final weights are the initial weights of this recipe. Empty: the base model."""
+    """Recipe whose final weights this recipe starts from. Empty: the base model."""
     weights_argument: str = ''
     """Argument for the path of the initial weights. Empty: the recipe resumes from the checkpoint in its log folder."""
 

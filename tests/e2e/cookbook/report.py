@@ -1,4 +1,4 @@
-"""Report on all runs so far: `results.json`, a table and a plot of the curves."""
+"""A report on all runs so far: `results.json`, a table and a plot of the curves."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from e2e.cookbook.judging import MIN_STEPS, Verdict, judge
 from e2e.cookbook.recipes import RECIPES
 
 _FILE = 'result.json'
-"""Name of the file with the result of one run, in the folder of the run."""
+"""Name of the file with the result of one run, inside the folder of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Result:
         return self.status == 0 and self.verdict is not None and self.verdict.has_learned
 
     def save(self, folder: Path) -> None:
-        """Write the result to a file in the folder of its run."""
+        """Write the result to a file in the folder of the run."""
         (folder / _FILE).write_text(json.dumps(asdict(self), indent=2) + '\n', encoding='utf-8')
 
 

@@ -9,7 +9,7 @@ from fixtures.documented import Checkout
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """Folder with links to the files of the repository, and a separate folder for the state of services."""
+    """Folder with links to the repository's files, and a separate folder for the state of services."""
     folder = tmp_path / 'checkout'
     folder.mkdir()
     return Checkout(folder, {'TWINKLE_STATE_DIR': str(tmp_path / 'state')})

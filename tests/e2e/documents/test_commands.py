@@ -1,4 +1,4 @@
-"""Commands of the documents for new users, on a tiny model. The slow tests run them on the real one, with few steps."""
+"""Commands of the documents for new users, on a tiny model. Slow tests run them on the real model with few steps."""
 
 import re
 import signal
@@ -31,7 +31,7 @@ SHORTER = {
     'tool_use': '--rounds 1',
     'vision_sft': '--steps 2',
 }
-"""Options for fewer steps by recipe; everything else is as documented."""
+"""Options for fewer steps, by recipe. All other options are as documented."""
 START = re.compile(r'^(\./run twinkle up) +# in one terminal\n', re.MULTILINE)
 RECIPE = re.compile(r'(-m examples\.cookbook\.(\w+)[^#\n]*)')
 
@@ -43,7 +43,7 @@ def shortened(script: str) -> str:
 
 @contextmanager
 def running(checkout: Checkout, command: str) -> Iterator['subprocess.Popen[str]']:
-    """Run a command that starts services, and interrupt it at the end unless it has ended."""
+    """Run a command that starts services, and interrupt it at the end of the block unless it has ended."""
     with subprocess.Popen(
         command.split(), cwd=checkout.folder, env=checkout.variables(), stdout=subprocess.PIPE, text=True
     ) as process:
@@ -58,19 +58,19 @@ def running(checkout: Checkout, command: str) -> Iterator['subprocess.Popen[str]
 
 
 def printed_output(page: str) -> list[str]:
-    """Return the lines that a page shows as the output of its commands."""
+    """Return the lines that a page shows as its commands' output."""
     shown = [block.text for block in blocks() if block.page == page and block.language == 'text' and not block.title]
     return ''.join(shown).splitlines()
 
 
 def test_every_page_with_commands_has_a_test() -> None:
-    """Pages whose commands need an address, a key or a stack have separate tests below; all others share one."""
+    """Pages whose commands need an address, a key or a stack have separate tests; all other pages share one test."""
     pages = {block.page for block in blocks() if block.language == 'sh'}
     assert pages == {*PAGES_OF_COMMANDS, 'README.md', 'docs/do/remote-server.md'}
 
 
 def test_commands_of_the_readme_describe_the_stack(tiny_stack: StackState, checkout: Checkout) -> None:
-    """`status` lists the services, `sample` prints an answer, and `trace` shows the services of that call."""
+    """`status` lists the services, `sample` prints an answer, and `trace` shows the services of the sampling call."""
     block, _, _ = blocks_of('README.md', 'sh')
     script, last, _ = block.text.partition('./run twinkle down\n')
     assert last
@@ -82,7 +82,7 @@ def test_commands_of_the_readme_describe_the_stack(tiny_stack: StackState, check
 
 
 def test_buf_prints_the_methods_of_the_server(tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
-    """The call without generated code answers with the version and the methods as JSON."""
+    """The call without generated code returns the version and the methods as JSON."""
     _, block, _ = blocks_of('README.md', 'sh')
     script = replaced(block.text, {'127.0.0.1:PORT': tiny_stack.address, 'tml-...': tenant_key})
     output = '\n'.join(checkout.sh(script))
@@ -90,7 +90,7 @@ def test_buf_prints_the_methods_of_the_server(tiny_stack: StackState, tenant_key
 
 
 def test_commands_for_a_remote_server_answer(tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
-    """Commands need only the address and a key in the environment, and over plaintext no authority."""
+    """Commands need only the address and a key in the environment; for plaintext, they need no authority."""
     exports, commands = blocks_of('docs/do/remote-server.md', 'sh')
     authority = next(line for line in exports.text.splitlines(keepends=True) if 'TWINKLE_CA' in line)
     values = {'https://train.example:8000': tiny_stack.address, 'tml-...': tenant_key, authority: ''}
@@ -100,7 +100,7 @@ def test_commands_for_a_remote_server_answer(tiny_stack: StackState, tenant_key:
 
 @pytest.mark.slow
 def test_commands_for_a_remote_server_answer_over_tls(tmp_path: Path, checkout: Checkout) -> None:
-    """The same commands answer over TLS if the folder has the certificate of the private authority."""
+    """The same commands work over TLS if the folder has the private authority's certificate."""
     model = build_tiny_model(tmp_path / 'model', family='qwen3')
     options = StackOptions(state_dir=tmp_path / 'secure', base_model=str(model), engine='torch', tls=True)
     stack = start_stack(options, report=lambda *_: None)
@@ -130,7 +130,7 @@ def test_commands_of_a_tutorial_run_the_functions_that_it_shows(page: str, check
     assert output[len(output) - len(expected) :] == expected
     entered = checkout.calls()
     shown = {f'{file} {name}' for block in blocks_of(page, 'include') for file, name in block.included}
-    # A constant is no function; its module runs if another function of the page does.
+    # A constant is not a function. Its module runs if another function of the page is in the module.
     functions = {item for item in shown if not item.rpartition(' ')[2].isupper()}
     assert [item for item in functions if not any(f'{call}.'.startswith(f'{item}.') for call in entered)] == []
 

@@ -1,4 +1,4 @@
-"""Every block of code in the documents for new users is run by a test of this folder, or is listed with a reason.
+"""A test of this folder runs every code block in the documents for new users, or a list states why it does not.
 
 `test_programs` and `test_commands` check that they run the Python and shell blocks of all pages.
 """
@@ -13,7 +13,7 @@ LANGUAGES = {'python', 'sh', 'text', '', INCLUDE}
 
 
 def test_every_fence_is_a_block() -> None:
-    """No page has a fence that the inventory does not find, for example because it is indented."""
+    """No page has a fence that the inventory misses, for example because the fence is indented."""
     for page in {block.page for block in blocks()}:
         fences = re.findall(r'^ *(?:```|~~~)', (ROOT / page).read_text(), re.MULTILINE)
         assert len(fences) == 2 * len([block for block in blocks() if block.page == page and block.language != INCLUDE])
@@ -26,7 +26,7 @@ def test_every_block_has_a_language_that_tests_know() -> None:
 
 
 def test_every_shown_file_is_read_by_the_program_of_its_page() -> None:
-    """A program opens each file that its page shows with a name."""
+    """The program of a page opens each file that the page shows with a name."""
     for block in blocks():
         if block.language == 'text' and block.title:
             assert any(repr(block.title) in item.text for item in blocks_of(block.page, 'python')), block.name
@@ -41,6 +41,6 @@ def test_every_included_function_belongs_to_a_command_of_its_page() -> None:
 
 
 def test_blocks_that_are_not_run_exist() -> None:
-    """The list of reasons has no entry for a block that was removed or changed."""
+    """The list of reasons has no entry for a removed or changed block."""
     assert {(block.page, block.command) for block in blocks()} >= NOT_RUN.keys()
     assert len(NOT_RUN) <= 2

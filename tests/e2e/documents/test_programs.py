@@ -1,4 +1,4 @@
-"""Python programs of the documents for new users, which need a running stack, on a tiny model."""
+"""Python programs of the documents for new users that need a running stack, on a tiny model."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,11 +12,11 @@ from twinkle_client.stack import StackState
 
 pytestmark = pytest.mark.timeout(300)
 Check = Callable[[list[str], Checkout, TwinkleClient], None]
-"""Checks the lines that a program printed, its files, and its runs."""
+"""Checks the printed lines of a program, its files and its runs."""
 
 
 def check_own_data(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
-    """Require that the loss of the questions falls, and that the downloaded folder is a peft adapter."""
+    """Check that the loss of the questions falls, and that the downloaded folder is a peft adapter."""
     assert len(client.list_training_runs()) == 1
     losses = [float(line.split()[1]) for line in lines[:10]]
     assert losses[-1] < 0.9 * losses[0]
@@ -24,7 +24,7 @@ def check_own_data(lines: list[str], checkout: Checkout, client: TwinkleClient) 
 
 
 def check_validation(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
-    """Require a measurement at every third step, and that the best checkpoint exists."""
+    """Check that every third step has a measurement, and that the best checkpoint exists."""
     del checkout
     *printed, last = lines
     assert [int(line.split()[0]) for line in printed] == [3, 6, 9, 12]
@@ -34,7 +34,7 @@ def check_validation(lines: list[str], checkout: Checkout, client: TwinkleClient
 
 
 def check_grpo(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
-    """Require that each step prints the mean of the rewards that it stores, which are shares."""
+    """Check that each step prints the mean of its stored rewards, which are between 0 and 1."""
     del checkout
     assert [int(line.split()[0]) for line in lines] == [0, 1, 2, 3]
     groups = RunRollouts(client.list_training_runs()[0].run_id, client=client).list()
@@ -46,7 +46,7 @@ def check_grpo(lines: list[str], checkout: Checkout, client: TwinkleClient) -> N
 
 
 def check_connection(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
-    """Require that all services respond, and that the tiny model can be trained."""
+    """Check that all services respond, and that the tiny model can be trained."""
     del checkout
     *services, models = lines
     assert {line.split()[0] for line in services} == {'gateway', 'model', 'sampler', 'data', 'checkpoint'}
@@ -56,7 +56,7 @@ def check_connection(lines: list[str], checkout: Checkout, client: TwinkleClient
 
 
 def check_reward(lines: list[str], checkout: Checkout, client: TwinkleClient) -> None:
-    """Require that each step prints a mean reward and the mean length of the answers."""
+    """Check that each step prints a mean reward and the mean length of the answers."""
     del checkout
     assert [int(line.split()[0]) for line in lines] == list(range(8))
     assert all(0 <= float(line.split()[1]) <= 1 for line in lines)
@@ -74,7 +74,7 @@ PROGRAMS: Mapping[str, Check] = {
 
 
 def on_model(program: str, stack: StackState) -> str:
-    """Use the model of a stack instead of the built-in one."""
+    """Replace the built-in model by the model of a stack."""
     return program.replace(f'{DOCUMENTED_MODEL!r}', f'{stack.base_model!r}')
 
 
@@ -91,7 +91,7 @@ def test_the_program_of_a_page_runs(page: str, tiny_stack: StackState, tenant_ke
 
 
 def test_programs_of_the_readme_train_and_answer(tiny_stack: StackState, tenant_key: str, checkout: Checkout) -> None:
-    """The loss of the loop falls, its last line names a checkpoint, and OpenAI's SDK gets an answer of version 1."""
+    """The loss of the loop falls, its last line names a checkpoint, and OpenAI's SDK gets an answer from version 1."""
     loop, chat = blocks_of('README.md', 'python')
     assert loop.text.strip() in (ROOT / 'examples' / 'sft_in_20_lines.py').read_text()
     checkout.connect(tiny_stack, tenant_key)
@@ -106,7 +106,7 @@ def test_programs_of_the_readme_train_and_answer(tiny_stack: StackState, tenant_
 
 
 def test_every_page_with_a_program_has_a_test() -> None:
-    """A page with Python blocks has a check, and its program names the model that tests replace."""
+    """A page with Python blocks has a check, and its program contains the model name that tests replace."""
     assert {block.page for block in blocks() if block.language == 'python'} == {*PROGRAMS, 'README.md'}
     programs = {page: program_of(page) for page in PROGRAMS}
     assert [page for page, text in programs.items() if 'MODEL' in text and repr(DOCUMENTED_MODEL) not in text] == []

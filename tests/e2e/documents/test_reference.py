@@ -1,6 +1,6 @@
-"""The example calls of the reference pages, in Python, for `buf curl` and in TypeScript, against the shared stack.
+"""The example calls of the reference pages, in Python, for `buf curl` and in TypeScript, on the shared stack.
 
-Examples name resources that do not exist. A gateway that answers with NOT_FOUND has accepted the request.
+Examples use ids of resources that do not exist. If the gateway returns NOT_FOUND, it has accepted the request.
 """
 
 import json
@@ -32,11 +32,11 @@ OTHER_CODES: Mapping[str, str] = {
     'CheckpointService.UploadCheckpoint': 'ABORTED',
     'SamplerService.Sleep': 'FAILED_PRECONDITION',
 }
-"""Other refusals: the stack has no second trainer, the upload ends early, and the torch engine cannot sleep."""
+"""Other error codes: the stack has no second trainer, the upload ends early, and the torch engine cannot sleep."""
 NODE_MODULES = ROOT / 'console' / 'node_modules'
 GENERATED = ROOT / 'console' / 'src' / 'gen'
 SOME = ('SamplerService.Sample', 'FleetService.WatchFleet', 'AdapterService.GetAdapter', 'KeyService.CreateKey')
-"""Methods with one response, many responses and none, which are called as commands and from TypeScript."""
+"""Methods with one response, many responses and no response, called as commands and from TypeScript."""
 
 
 class Answered(Exception):
@@ -69,7 +69,7 @@ def variables(tiny_stack: StackState) -> Mapping[str, str]:
 
 
 def on_tiny_model(programs: Mapping[str, str], stack: StackState) -> dict[str, str]:
-    """Use the model of the stack in all examples."""
+    """Replace the model in all examples by the model of the stack."""
     return {name: program.replace(DOCUMENTED_MODEL, stack.base_model) for name, program in programs.items()}
 
 
@@ -90,7 +90,7 @@ def code_of_python(program: str) -> str:
 
 
 def first_line(command: list[str] | str, folder: Path, variables: Mapping[str, str]) -> tuple[str, str]:
-    """Run a command until it prints a line; return the line, and the errors if it prints none."""
+    """Run a command until it prints a line; return the line, and the errors if there is no line."""
     path = os.pathsep.join([str(Path(sys.prefix, 'bin')), os.environ['PATH']])
     with subprocess.Popen(
         command,
@@ -121,7 +121,7 @@ def code_of_curl(command: str, folder: Path, variables: Mapping[str, str]) -> st
 
 
 def assert_accepted(codes: Mapping[str, str]) -> None:
-    """Require that each method succeeded, or refused the example only because its resource does not exist."""
+    """Check that each method succeeded, or refused the example only because its resource does not exist."""
     refused = {name: code for name, code in codes.items() if code not in {'OK', 'NOT_FOUND'}}
     assert refused == {name: code for name, code in OTHER_CODES.items() if name in codes}
 
@@ -147,7 +147,7 @@ def test_some_commands_are_accepted(tiny_stack: StackState, variables: Mapping[s
 
 @pytest.mark.slow
 def test_every_command_is_accepted(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
-    """The command of each method is answered as its Python program is."""
+    """The command of each method gets the same response as its Python program."""
     commands = on_tiny_model(examples('curl'), tiny_stack)
     assert_accepted({name: code_of_curl(command, tmp_path, variables) for name, command in commands.items()})
 
@@ -188,7 +188,7 @@ def test_every_typescript_example_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_typescript_examples_run(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
-    """`buf generate` writes types with the configuration of the reference page, and programs run with them."""
+    """`buf generate` writes types with the configuration on the reference page, and programs run with these types."""
     page = ApiPages(contracts(), ROOT).pages()['reference/api/index.md']
     found = re.search(r'```yaml title="buf.gen.yaml"\n(.*?)```', page, re.DOTALL)
     assert found

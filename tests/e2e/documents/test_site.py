@@ -1,4 +1,4 @@
-"""The built documentation site, in Chromium: links, pictures, the search, and narrow windows."""
+"""The built documentation site in Chromium: links, pictures, the search, and narrow windows."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ SEARCHES = {
     'GRPO over the services': 'do/grpo-services/',
     'connect to a remote server': 'do/remote-server/',
 }
-"""Tasks of new users, and the page that describes each."""
+"""Tasks of new users, each with the page that describes the task."""
 TUTORIALS = sorted(path.stem for path in (ROOT / 'docs' / 'learn').glob('*.md'))
 PHONE = {'width': 390, 'height': 844}
 
@@ -40,7 +40,7 @@ class _QuietHandler(SimpleHTTPRequestHandler):
 
 
 class _Links(HTMLParser):
-    """Collects the anchors of a page, and the addresses that it refers to."""
+    """Collects the anchors of a page and the addresses of its links."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def page_names(site: Path) -> list[str]:
-    """Addresses of the pages, except decision records, below the address of the site."""
+    """Addresses of the pages, except decision records, relative to the site's address."""
     names = [file.parent.relative_to(site).as_posix() for file in site.rglob('index.html')]
     return sorted(name for name in names if not re.match(r'adr/\d', name))
 
@@ -99,7 +99,7 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
 
 
 def links_of(site: Path) -> dict[str, _Links]:
-    """Return the links of each page of the site by its path."""
+    """Return the links of each page of the site, by the page's path."""
     pages: dict[str, _Links] = {}
     for file in site.rglob('*.html'):
         parsed = _Links()
@@ -109,7 +109,7 @@ def links_of(site: Path) -> dict[str, _Links]:
 
 
 def test_every_link_and_anchor_exists(site: Path) -> None:
-    """Each relative address names a file of the site, and each anchor an element of its page."""
+    """Each relative address is a file of the site, and each anchor is an element of its page."""
     pages, broken = links_of(site), list[tuple[str, str]]()
     for path, parsed in pages.items():
         for target in parsed.targets:
@@ -128,7 +128,7 @@ def test_every_link_and_anchor_exists(site: Path) -> None:
 @in_module_loop
 @pytest.mark.parametrize('name', TUTORIALS)
 async def test_every_tutorial_shows_a_picture(page: Page, address: str, name: str) -> None:
-    """The picture is loaded, and large enough to read its labels, also on a phone."""
+    """The picture is loaded and is large enough to read its labels, even on a phone."""
     await page.goto(f'{address}learn/{name}/')
     await page.wait_for_load_state('networkidle')
     pictures: list[list[float]] = await page.evaluate(
@@ -141,7 +141,7 @@ async def test_every_tutorial_shows_a_picture(page: Page, address: str, name: st
 @in_module_loop
 @pytest.mark.parametrize('text', SEARCHES)
 async def test_tasks_are_found_from_the_first_page(page: Page, address: str, text: str) -> None:
-    """The first page has a link in the row of the task, and the search shows the page among its first three results."""
+    """The first page links to the page of each task, and the search shows this page in its first three results."""
     await page.goto(address)
     row = page.locator('tr', has_text=re.compile(re.escape(text).replace('GRPO', r'.*\(GRPO\)'), re.IGNORECASE))
     assert await row.get_by_role('link').get_attribute('href') == SEARCHES[text]
@@ -155,7 +155,7 @@ async def test_tasks_are_found_from_the_first_page(page: Page, address: str, tex
 
 @in_module_loop
 async def test_no_page_is_wider_than_a_phone(page: Page, page_names: list[str], address: str) -> None:
-    """Wide tables and code scroll inside the page. The decision records have the layout of other pages."""
+    """Wide tables and code scroll inside the page. Decision records have the layout of other pages."""
     wide: list[str] = []
     for name in page_names:
         await page.goto(f'{address}{name}/')

@@ -1,7 +1,8 @@
 """Injects faults for N seeds, and counts violations: `./run faults [N] [--transfers | --gateway | --ranks [PLAN]]`.
 
-The faults affect the model service by default, weight transfers to samplers with `--transfers`, the gateway during a
-program of the Tinker SDK with `--gateway`, and one process of a model service of several processes with `--ranks`.
+By default, the faults affect the model service. With `--transfers` they affect weight transfers to samplers, with
+`--gateway` the gateway during a program of the Tinker SDK, and with `--ranks` one process of a model service that has
+several processes.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from fixtures.faulty_mesh import MESH_PLANS
 from fixtures.tiny_model import build_tiny_model
 
 _MAX_LINES = 6
-"""Maximum number of violations that are printed for a seed."""
+"""Maximum number of violations to print for a seed."""
 _PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
 """Default number of rounds that run in parallel: 2, or 1 on a machine with a single core."""
 
@@ -59,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> int:
-    """Run rounds with kills: those of the mesh plan with the name `ranks`, or by default of a single process."""
+    """Run rounds with kills, of the mesh plan named `ranks` or, by default, of a single process."""
     begin = time.monotonic()
     mesh = None if ranks is None else MESH_PLANS[ranks]
     is_on_ray = mesh is not None and mesh.is_on_ray
-    # The loss of a node must not affect the service of another round.
+    # The loss of a node must not affect another round's service.
     slots = asyncio.Semaphore(1 if is_on_ray else at_once)
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""A program of the Tinker SDK whose gateway is killed, or has a full disk, at seeded times."""
+"""A program of the Tinker SDK; its gateway is killed, or has a full disk, at seeded times."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from twinkle_client.stack import StackError, StackState, revive_stack
 from twinkle_client.stack.state import ServiceState
 
 _LIMIT_SECONDS = 240
-"""Time limit for a program. The SDK gives up earlier, so a program that exceeds the limit has hung."""
+"""Time limit for a program. The SDK's own limit is shorter, so a program that exceeds this limit hangs."""
 _FULL_DISK_PROBABILITY = 0.3
 """Probability that a fault is a full disk instead of a kill."""
 _EXAMPLES = [tokens_of(seed) for seed in range(3)]
@@ -73,10 +73,10 @@ class GatewayKills:
         self._seconds = time.monotonic() - begin
 
     def run(self, seeds: Iterable[int]) -> KillReport:
-        """Run the program for each seed, and report the differences from the run without faults.
+        """Run the program for each seed, and report differences from the run without faults.
 
-        A gateway that cannot be restarted, or a program that hangs, is the last violation: the stack cannot be used for
-        further seeds.
+        If the gateway cannot be restarted or a program hangs, this violation is the last one, because the stack cannot
+        run further seeds.
         """
         report = KillReport()
         for seed in seeds:
@@ -154,7 +154,7 @@ def _start_session(stack: StackState) -> Future[Outcome]:
 
 def run_seeds(folder: Path, seeds: Iterable[int]) -> KillReport:
     """Start a stack, and run all seeds on it."""
-    # The SDK logs every lost connection, which is expected here.
+    # The SDK logs every lost connection, but lost connections are expected here.
     logging.getLogger('tinker').setLevel(logging.CRITICAL)
     model = build_tiny_model(folder / 'model', family='qwen3')
     with running_stack(folder / 'stack', model) as stack:
@@ -166,7 +166,7 @@ def _sample(sampler: tinker.SamplingClient) -> tuple[int, ...]:
 
 
 def _is_done(program: Future[Any], seconds: float) -> bool:
-    """Wait up to `seconds`; return whether the program has finished."""
+    """Wait at most `seconds`; return whether the program has finished."""
     return bool(wait([program], timeout=max(seconds, 0.0)).done)
 
 

@@ -1,4 +1,4 @@
-"""Observations of a run that must be equal in every run: the responses and the final state."""
+"""Observations that must be equal in every run: the responses and the final state."""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Observation:
     """Final state by name: the properties of the adapter and each saved tensor."""
 
     def differences(self, expected: 'Observation') -> list[str]:
-        """Return the differences from the undisturbed run, one line each."""
+        """Return the differences from the run without faults, one line each."""
         lines: list[str] = []
         for number, (actual, reference) in enumerate(zip(self.responses, expected.responses, strict=False), start=1):
             if actual != reference:
@@ -41,13 +41,13 @@ class Observation:
 
 
 def describe_result(name: str, result: operation_result_pb2.OperationResult) -> str:
-    """Return a result as text that is equal only for bitwise equal results, without fields that vary between runs."""
+    """Return a result as text for bitwise comparison, without fields that vary between runs."""
     outcome = operation_result_pb2.OperationResult()
     outcome.CopyFrom(result)
     for transient in ('adapter_id', 'receipt', 'is_replayed'):
         outcome.ClearField(transient)
     if outcome.HasField('save'):
-        # The path contains the id of the run. The size depends on the id too, because some files contain the id.
+        # The path contains the id of the run, and so do some files, whose sizes therefore differ.
         outcome.save.Clear()
     if outcome.HasField('metric'):
         for metric in TIME_METRICS:

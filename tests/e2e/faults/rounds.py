@@ -1,4 +1,4 @@
-"""Runs the same plans once without faults, and once with kills, full disks and a faulty proxy; compares the results."""
+"""Runs the same plans with and without faults: kills, full disks and a faulty proxy. The results are compared."""
 
 import asyncio
 import random
@@ -20,10 +20,10 @@ from fixtures.ray_network import RayNetwork, ray_network
 from twinkle.api.model.v1 import training_service_pb2
 
 _ROUND_LIMIT_SECONDS = 600
-"""Time limit for a round; a round that exceeds it has hung."""
+"""Time limit for a round; a round that exceeds the limit hangs."""
 
 BUSY = {'max_resident_adapters': 6, 'snapshot_operations': 6, 'idle_seconds': 0.5}
-"""Settings with which the service constantly takes snapshots of adapters and parks them."""
+"""Settings with which the service constantly takes snapshots of adapters and parks adapters."""
 
 Key = tuple[int, int]
 """A seed, and the index of one of its adapters."""
@@ -46,7 +46,7 @@ class Environment:
         return FaultyModel(self._new_folder(name), {**self._defaults(), **settings}, kills, full_disks)
 
     def mesh(self, name: str, plan: MeshPlan, kills: Sequence[RankKill] = (), **settings: object) -> FaultyMesh:
-        """Return a model service of several processes with a new state folder; without kills, it is not on Ray."""
+        """Return a model service of several processes with a new state folder. Without kills, it is not on Ray."""
         folder, settings = self._new_folder(name), {**self._defaults(), **settings}
         if plan.is_on_ray and kills:
             assert self.network is not None
@@ -76,7 +76,7 @@ class RoundReport:
     violations: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """Violations by seed; violations of the whole round are listed for every seed."""
     deaths: Sequence[Kill] = ()
-    """Kills of the model service that happened."""
+    """Kills of the model service that have happened."""
     checkpoint_deaths: int = 0
     """Number of kills of the checkpoint service."""
     planned_kills: Sequence[Kill] = ()
@@ -107,11 +107,11 @@ async def run_round(
     mesh: MeshPlan | None = None,
     **settings: object,
 ) -> RoundReport:
-    """Run the plans of some seeds with kills, and compare the observations with the undisturbed run.
+    """Run the plans of some seeds with kills, and compare the observations with those of the run without faults.
 
     Args:
         environment: Environment of the round.
-        oracle: The undisturbed run.
+        oracle: The run without faults.
         seeds: Seeds of the plans; the first one is also the seed of the proxy.
         kills: Kills of the model service, in order.
         mesh: Plan of a service of several processes, whose kills are `RankKill`; None for a single process.
@@ -172,7 +172,7 @@ def plans_of(seeds: Sequence[int], environment: Environment) -> dict[Key, Adapte
 
 
 class Oracle:
-    """The undisturbed run on a service without faults; observations are cached.
+    """The run without faults; its observations are cached.
 
     Args:
         harness: Harness without faults.
@@ -199,7 +199,7 @@ class Harness:
     Args:
         proxy: Proxy in front of the service.
         tenants: Tenants by name.
-        service: Task that runs the service; it finishes early only if the service fails.
+        service: Task that runs the service; it ends early only if the service fails.
     """
 
     def __init__(self, proxy: FaultProxy, tenants: Mapping[str, Tenant], service: asyncio.Task[None]) -> None:
@@ -226,7 +226,7 @@ class Harness:
         return {key: observation for key, (_, observation) in zip(plans, work.result(), strict=True)}
 
     async def check_adapters(self) -> list[str]:
-        """Delete all adapters; return the violations other than differences from the undisturbed run.
+        """Delete all adapters; return the violations other than differences from the run without faults.
 
         These violations are different responses to a repeated request, and missing or unexpected adapters.
         """
@@ -271,7 +271,7 @@ async def running_harness(
 def _contradiction(repeated: RepeatedRequest) -> str:
     """Return the difference between the two responses to a repeated Execute request; empty if they are equal.
 
-    Other requests are not compared, and the result is empty for them.
+    For other requests, the result is always empty.
     """
     if not repeated.method.endswith('/Execute'):
         return ''

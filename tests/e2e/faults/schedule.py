@@ -1,7 +1,7 @@
-"""Schedules of kills and full disks, as functions of the seed.
+"""Schedules of kills and full disks, which depend only on the seed.
 
-Several seeds form a round and share one service, because starting a process takes longer than many operations, and
-because passes are then shared by adapters of different seeds.
+Several seeds form a round and share one service, because a process takes longer to start than many operations take.
+Adapters of different seeds then also share passes.
 """
 
 import random
@@ -31,17 +31,17 @@ _MAX_COUNTS = {
     'restore.replaying': 6,
     'page_out.recorded': 4,
 }
-"""Largest count of a kill, by failpoint. It is so small that a round reaches all of its kills."""
+"""Largest count of a kill, by failpoint. The counts are so small that a round reaches all its kills."""
 _MAX_OPERATIONS = 30
 """Largest count of a kill at any other failpoint, and largest number of responses before a signal or a rank's kill."""
 FULL_DISKS_PER_ROUND = 3
-"""Number of moments in a round in which the disk of the model service is full."""
+"""Number of times in a round at which the disk of the model service is full."""
 _MAX_FULL_DISK_RESPONSES = 200
-"""Largest number of responses after which the disk of a service is full for a moment."""
+"""Largest number of responses after which the disk of a service is full for a short time."""
 DEATHS = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
-"""Signals that end the process: a kill from outside, and two crashes in native code."""
+"""Signals that end the process: a kill by another process, and two crashes in native code."""
 _SIGNAL = ''
-"""Empty name of a failpoint, which stands for a signal from outside."""
+"""Empty name of a failpoint, which represents a signal."""
 KILL_POINTS = (*FAILPOINTS, _SIGNAL)
 """Names of the failpoints, and the empty name for a signal."""
 
@@ -66,8 +66,8 @@ def kills_of(round_number: int, *, count: int = KILLS_PER_ROUND) -> list[Kill]:
 def rank_kills_of(round_number: int, *, is_on_ray: bool = False) -> list[RankKill]:
     """Return the kills of a round of a mesh.
 
-    Consecutive rounds cycle through SIGKILL and SIGSTOP of the ranks 0 and 1 and SIGKILL of the launcher; on Ray, also
-    through SIGKILL of the actor and of the node.
+    Consecutive rounds use, in turn, SIGKILL and SIGSTOP of the ranks 0 and 1 and SIGKILL of the launcher. On Ray, they
+    also use SIGKILL of the actor and of the node.
     """
     rng = random.Random(f'ranks {round_number}')
     # No process replaces a stopped launcher, so the launcher is only killed.

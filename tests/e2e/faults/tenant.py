@@ -17,7 +17,7 @@ from twinkle_client.rpc import Connection
 from twinkle_client.rpc.address import Address
 
 _RETRY_TIMEOUT = timedelta(seconds=300)
-"""Retry timeout, far longer than a start of the service; an error after it is a violation."""
+"""Retry timeout, which is far longer than a start of the service. An error after this time is a violation."""
 
 
 class Tenant:
@@ -44,7 +44,7 @@ class Tenant:
         return sorted(adapter.adapter_id for adapter in response.adapters)
 
     async def delete(self, adapter_id: str) -> None:
-        """Delete an adapter. It may be deleted already, if the response to an earlier attempt was lost."""
+        """Delete an adapter, which may already be deleted if the response to an earlier attempt was lost."""
         request = adapter_service_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
         try:
             await self._on_loop(self._connection.unary(self._stub.DeleteAdapter, request))

@@ -20,7 +20,7 @@ SEEDS = range(1000, 1010)
 
 @pytest.mark.slow
 async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Responses and saved tensors stay bitwise equal if the service is killed at one or both of two failpoints."""
+    """Responses and saved tensors are bitwise equal if the service is killed at one or both of two failpoints."""
     kills = [Kill(failpoint=point) for point in KILL_POINTS[:2]]
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
@@ -33,8 +33,8 @@ async def test_two_kills_do_not_change_results(tmp_path: Path, tiny_llama_dir: P
 
 @pytest.mark.slow
 async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Each failpoint and a signal kill the service, and results and tensors equal those of an undisturbed run."""
-    # The counts are small, so that few seeds reach all failpoints. The schedules of the command have larger counts.
+    """Each failpoint and a signal kill the service, and results and tensors equal those of a run without faults."""
+    # The counts are small, so that few seeds reach all failpoints. The command's schedules have larger counts.
     kills = [Kill(failpoint=point, count=1 + index % 3) for index, point in enumerate(KILL_POINTS)]
     halves = [(SEEDS[:5], kills[::2]), (SEEDS[5:], kills[1::2])]
     async with (
@@ -50,9 +50,9 @@ async def test_kills_at_every_failpoint_do_not_change_results(tmp_path: Path, ti
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['sharded', 'pipeline', 'tensor', 'rows'])
 async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path, name: str) -> None:
-    """Results equal those of an undisturbed service although a rank is killed, a rank is stopped and the launcher dies.
+    """Results equal those of a run without faults although a rank is killed, a rank is stopped and the launcher dies.
 
-    The service starts on the meshes of the plan in turn.
+    The service uses the meshes of the plan in turn.
     """
     kills = [
         RankKill(target='1', count=9, death=signal.SIGKILL),
@@ -73,9 +73,9 @@ async def test_lost_processes_of_a_mesh_do_not_change_results(tmp_path: Path, ti
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(os.geteuid() != 0, reason='network namespaces require root')
 async def test_lost_nodes_of_a_ray_cluster_do_not_change_results(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """Results equal those of an undisturbed process although a node, an actor and a rank of a Ray cluster are lost.
+    """Results equal those of a run without faults although a node, an actor and a rank of a Ray cluster are lost.
 
-    After each fault, the service starts on the other node or on the same one.
+    After each fault, the service starts on the other node or on the same node.
     """
     kills = [
         RankKill(target=NODE, count=9, death=signal.SIGKILL),
@@ -93,8 +93,8 @@ async def test_lost_nodes_of_a_ray_cluster_do_not_change_results(tmp_path: Path,
 
 
 @pytest.mark.slow
-async def test_harness_reports_adapters_lost_without_a_journal(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """The harness detects losses: a service without a journal loses every adapter when it is killed."""
+async def test_lost_adapters_of_a_service_without_a_journal_are_reported(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """The test setup detects losses: a service without a journal loses every adapter when it is killed."""
     async with (
         open_environment(tmp_path, tiny_llama_dir) as environment,
         running_harness(environment.model('undisturbed')) as undisturbed,

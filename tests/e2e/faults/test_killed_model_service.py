@@ -1,4 +1,4 @@
-"""The model service of a complete stack is killed in the middle of a client's training loop."""
+"""The model service of a complete stack is killed during a client's training loop."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
 
 @pytest.mark.slow
 def test_training_loop_continues_after_the_model_service_is_killed(stack: StackState) -> None:
-    """A loop whose service is killed and restarted gives bitwise the same results as an undisturbed loop."""
+    """A loop whose service is killed and restarted gives bitwise the results of a loop without a kill."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         undisturbed = _train(model, 'undisturbed', at_midpoint=lambda: None)
@@ -69,7 +69,7 @@ def _train(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Callabl
 
 @contextmanager
 def _restarting(stack: StackState) -> Iterator[Callable[[], None]]:
-    """Yield a function that kills the model service and restarts it at its address; stop the new process at the end."""
+    """Yield a function that kills the model service and restarts it at its address; finally, stop the new process."""
     service = next(service for service in stack.services if service.name == 'model')
     started: list[subprocess.Popen[bytes]] = []
 

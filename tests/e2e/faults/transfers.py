@@ -1,8 +1,8 @@
 """Weight transfers from a trainer to a sampler with faults: killed processes, cut connections and full disks.
 
-Each seed publishes one version with one fault. After a number of bytes, the trainer, the checkpoint service or the
-sampler is killed, a connection is cut, or the disk of the service is full for a moment; or the service is killed at a
-failpoint. The version must arrive nevertheless.
+Each seed publishes one version with one fault. Either the service is killed at a failpoint, or a fault occurs after a
+number of bytes: the trainer, the checkpoint service or the sampler is killed, a connection is cut, or the service's
+disk is full for a short time. The version must still arrive.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import state_digest
 
 _SEED_LIMIT_SECONDS = 120
-"""Time limit for a seed; a transfer that exceeds it has hung."""
+"""Time limit for a seed; a transfer that exceeds the limit hangs."""
 _SIZES = (64 << 10, 1 << 20, 6 << 20)
 """Sizes of the published versions, in bytes."""
 _CUT_SIZE_BYTES = 32 << 20
-"""Size of a version whose transfer is cut."""
+"""Size of a version whose transfer is interrupted."""
 _MIN_RESENT_BYTES = 12 << 20
 _MAX_RESENT_SHARE = 0.9
-"""A transfer has restarted instead of resumed if the number of bytes that it sends again exceeds `_MIN_RESENT_BYTES`
-and this share of the bytes before the cut. A resumed transfer repeats the current chunk and all data that was not read
-yet: the buffers of two sockets and the HTTP/2 window grow to 23 MiB if a busy machine delays the reader."""
+"""A transfer has restarted instead of resumed if it sends more bytes again than `_MIN_RESENT_BYTES` and than this share
+of the bytes before the cut. A resumed transfer repeats the current chunk and all unread data: the buffers of two
+sockets and the HTTP/2 window grow to 23 MiB if a busy machine delays the reader."""
 _SHARED_BYTES = 1000
 """Approximate number of bytes on the wire for a state in shared memory."""
 _RING_CAPACITY = 4
@@ -50,19 +50,19 @@ class Plan:
     seed: int
     size_bytes: int
     fault: str
-    """The killed process (`service`, `trainer` or `sampler`), the cut (`publish cut` or `subscribe cut`), `full disk`,
-    or the failpoint."""
+    """The killed process (`service`, `trainer` or `sampler`), the cut connection (`publish cut` or `subscribe cut`),
+    `full disk`, or the failpoint."""
     at: float
-    """Position of the fault, as a fraction of the bytes of the transfer. A failpoint uses `count` instead."""
+    """Position of the fault, as a fraction of the transfer's bytes. A failpoint uses `count` instead."""
     count: int
-    """The service exits when it has reached the failpoint this many times."""
+    """Number of times that the service reaches the failpoint; the last time kills the service."""
     is_sharing: bool
     """Whether trainer and sampler share memory with the service."""
     is_pinned: bool
 
     @property
     def request(self) -> PublishRequest:
-        """Request that publishes the version; its number is the seed plus 1."""
+        """Request that publishes the version, whose number is the seed plus 1."""
         return PublishRequest(self.seed + 1, self.size_bytes, self.is_pinned)
 
 
@@ -77,7 +77,7 @@ _MEMORY_FAULTS = (
 )
 """Faults of transfers in shared memory, for even and for odd cycles."""
 SEEDS_PER_CYCLE = 14
-"""Number of seeds of a cycle; the first half uses the network, and the second half uses shared memory."""
+"""Number of seeds in a cycle. The first half uses the network, and the second half uses shared memory."""
 
 
 def plan_of(seed: int) -> Plan:
@@ -86,7 +86,7 @@ def plan_of(seed: int) -> Plan:
     cycle, index = divmod(seed, SEEDS_PER_CYCLE)
     faults = (*_NETWORK_FAULTS[cycle % 2], *_MEMORY_FAULTS[cycle % 2])
     is_sharing = index >= len(_NETWORK_FAULTS[0])
-    # A transfer with a cut must be larger than all buffers; otherwise no bytes are sent again.
+    # A transfer with a cut must be larger than all buffers, or no bytes would be sent again.
     size_bytes = _CUT_SIZE_BYTES if faults[index].endswith('cut') else rng.choice(_SIZES)
     return Plan(
         seed=seed,
@@ -110,9 +110,9 @@ class TransferReport:
     arrivals: dict[str, int] = field(default_factory=dict[str, int])
     """Number of received versions by encoding."""
     cut_at_bytes: int = 0
-    """Sum of the positions of all cuts of the sampler's connection: the bytes that complete restarts would resend."""
+    """Sum of the positions of all cuts of the sampler's connection: the bytes that restarts from 0 would send again."""
     resent_bytes: int = 0
-    """Number of bytes that were sent again to the sampler after these cuts, including overhead."""
+    """Number of bytes that were sent to the sampler again after these cuts, including overhead."""
 
     def add(self, seed: int, line: str) -> None:
         self.violations.setdefault(seed, []).append(line)
@@ -127,7 +127,7 @@ class TransferReport:
 
 
 class TransferHarness:
-    """The checkpoint service, and a trainer and a sampler that are each connected to it by a proxy.
+    """The checkpoint service, and a trainer and a sampler, each connected to the service by a proxy.
 
     Args:
         folder: Folder for all files, including the segments of shared memory.
@@ -182,7 +182,7 @@ class TransferHarness:
             self._count(plan.fault)
 
     def _arm(self, plan: Plan) -> None:
-        """Prepare the fault of a seed, unless it is a failpoint."""
+        """Prepare the fault of a seed unless the fault is a failpoint."""
         actions: dict[str, tuple[ByteProxy, Callable[[], object]]] = {
             'service': (self.publishing, self.service.kill),
             'trainer': (self.publishing, self.trainer.kill),
@@ -201,7 +201,7 @@ class TransferHarness:
         self.report.deaths[fault] = self.report.deaths.get(fault, 0) + 1
 
     async def _publish(self, plan: Plan) -> None:
-        """Request the version until the trainer has published it; a trainer that was killed is started again."""
+        """Request the version until the trainer has published it; restart the trainer after a kill."""
         published: dict[str, Any] = {}
         while 'digest' not in published:
             await self.trainer.ensure_running(is_sharing=plan.is_sharing)
@@ -214,7 +214,7 @@ class TransferHarness:
     async def _receive(self, plan: Plan) -> int:
         """Receive versions until the version of the plan arrives; return their size in bytes on the wire.
 
-        A sampler that was killed is started again.
+        A killed sampler is restarted.
         """
         received_bytes = 0
         while self._arrived < plan.request.version:
@@ -234,7 +234,7 @@ class TransferHarness:
         return received_bytes
 
     def _check_resent_bytes(self, plan: Plan, extra_bytes: int) -> None:
-        """Check that a transfer resumed after a cut instead of restarting."""
+        """Check that a transfer resumed after a cut and did not restart."""
         if plan.fault == 'subscribe cut':
             cut_at_bytes = int(plan.at * plan.size_bytes)
             self.report.cut_at_bytes += cut_at_bytes
@@ -243,7 +243,7 @@ class TransferHarness:
                 self.report.add(plan.seed, f'{extra_bytes} bytes were sent again after one cut')
 
     async def _check_stored(self, seed: int) -> None:
-        """Check that the service stores the pinned versions and the newest ones, bitwise."""
+        """Check that the service stores the pinned versions and the newest versions bitwise."""
         stored = {request for request in self._published if request.is_pinned} | set(self._published[-1:])
         stored |= set([request for request in self._published if not request.is_pinned][-_RING_CAPACITY:])
         async with open_channel(self.service.address) as channel:

@@ -1,6 +1,6 @@
 """Seeded plans for the clients of a fault run: adapters and the operations on them.
 
-A plan is complete before the run starts, so that the disturbed and the undisturbed run execute the same operations.
+A plan is complete before the run starts, so that the runs with and without faults execute the same operations.
 """
 
 import random
@@ -17,7 +17,7 @@ from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_co
 from twinkle.data_format import IGNORE_INDEX
 
 TENANTS = ('alice', 'bob')
-"""Names of the tenants; the adapters of a seed belong to them in turn."""
+"""Names of the tenants. The adapters of a seed belong to the tenants in turn."""
 FINAL_SAVE = 'final'
 """Name of the checkpoint that the last operation of each plan saves."""
 _MIN_OPERATIONS = 15
@@ -39,7 +39,7 @@ class PlannedVerb:
     name: str
     message: Any
     loaded_checkpoint: str = ''
-    """Name of the checkpoint that a `load` operation reads; its path is known only after it is saved."""
+    """Name of the checkpoint that a `load` operation reads. Its path is known only after it is saved."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Segment:
 
     verbs: Sequence[PlannedVerb]
     is_streamed: bool = False
-    """Whether the operations are sent on one stream without waiting for results; otherwise, each one waits for the
+    """Whether the operations are sent on one stream without waiting for results. If not, each operation waits for the
     result of the previous one."""
 
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """An adapter, its tenant, and the operations on it."""
+    """An adapter, its tenant and its operations."""
 
     tenant: str
     creation: adapter_service_pb2.CreateAdapterRequest
@@ -178,7 +178,7 @@ class _Planner:
         self._trained_segments += 1
 
     def forward_then_backward(self) -> None:
-        """Run forward, loss and backward as three operations, so that a kill can happen between them."""
+        """Run forward, loss and backward as three operations, so that a kill can occur between them."""
         self._add(
             PlannedVerb('forward', operation_pb2.Forward(batch=_batch_of(self._examples()))),
             PlannedVerb('calculate_loss', operation_pb2.CalculateLoss()),
@@ -215,7 +215,7 @@ class _Planner:
         self._add(PlannedVerb('configure', operation_pb2.Configure(training_config=change)))
 
     def save_checkpoint(self) -> None:
-        """Save a checkpoint, sometimes over an earlier one."""
+        """Save a checkpoint, sometimes in place of an earlier one."""
         is_repeated = bool(self._saves) and self.rng.random() < 0.3
         name = self._saves[-1][0] if is_repeated else f'save-{len(self._saves)}'
         self.save(name, is_optimizer_included=self.rng.random() < 0.5)
@@ -233,14 +233,14 @@ class _Planner:
         self._add(PlannedVerb('publish_version', operation_pb2.PublishVersion(is_pinned=True)))
 
     def undo(self) -> None:
-        """Undo one or two steps; if too few are left, the operation fails in the same way in every run."""
+        """Undo one or two steps; if there are too few steps, the operation fails in the same way in every run."""
         if self._trained_segments:
             self._add(
                 PlannedVerb('undo', operation_pb2.Undo(step_count=self.rng.randint(1, min(2, self._trained_segments))))
             )
 
     def fail(self) -> None:
-        """Run an operation that is accepted and fails, and thus uses its sequence number."""
+        """Run an operation that is accepted and fails, and therefore uses its sequence number."""
         self._add(PlannedVerb('zero_grad', operation_pb2.ZeroGrad()), PlannedVerb('backward', operation_pb2.Backward()))
 
     def save(self, name: str, *, is_optimizer_included: bool) -> None:

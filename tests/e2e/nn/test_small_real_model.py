@@ -14,7 +14,7 @@ TEXT = 'Who are you? I am Twinkle, a small assistant that was trained in a minut
 
 @pytest.mark.slow
 def test_trained_adapter_has_the_same_logprobs_in_plain_peft(tmp_path):
-    """An adapter saved after three steps has the trainer's log-probabilities within 1e-4 if peft loads it."""
+    """An adapter that is saved after three steps has the trainer's log-probabilities in peft, within 1e-4."""
     folder = get_model('smollm2-135m-instruct')
     ids = AutoTokenizer.from_pretrained(folder)(TEXT)['input_ids']
     feature = {'input_ids': ids[:-1], 'labels': ids[1:]}

@@ -9,7 +9,7 @@ from fixtures.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 OPTIONS = ('--steps', '24', '--prompts', '4', '--max-tokens', '16', '--learning-rate', '1e-2')
-"""Sizes and rates for random weights; the recipe's own settings assume a model that follows instructions."""
+"""Sizes and rates for random weights. The recipe's own settings require a model that follows instructions."""
 
 
 @pytest.mark.parametrize('max_staleness', [0, 1])

@@ -16,7 +16,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_margins_of_held_out_pairs_rise(seed: int, curves: dict[int, Curve]) -> None:
-    """Held-out margins rise from 0 to above 1, the accuracy reaches 0.9, and chosen answers get the larger reward."""
+    """Held-out margins rise from 0 to above 1, the accuracy reaches 0.9, and chosen answers get larger rewards."""
     curve = curves[seed]
     margins, accuracies = column(curve, 'margins'), column(curve, 'accuracies')
     assert (margins[0], accuracies[0]) == (0.0, 0.0)

@@ -23,7 +23,7 @@ STEPS = 8
 
 
 def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]':
-    """Start the recipe with its output in one pipe."""
+    """Start the recipe with all its output in one pipe."""
     environment = {**os.environ, 'TWINKLE_SERVER_URL': stack.address, 'TWINKLE_API_KEY': stack.read_api_key()}
     command = [sys.executable, '-m', 'examples.cookbook.four_tenants', '--setting', 'cpu', '--out', str(out)]
     return subprocess.Popen(
@@ -37,7 +37,7 @@ def start(stack: StackState, out: Path, *options: str) -> 'subprocess.Popen[str]
 
 
 def run(stack: StackState, out: Path, *options: str, steps: int = STEPS) -> None:
-    """Run the recipe, and wait until it exits."""
+    """Run the recipe and wait until it exits."""
     with start(stack, out, '--steps', str(steps), *options) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -62,7 +62,7 @@ def test_two_steps_of_one_tenant_write_finite_losses(tiny_stack: StackState, tmp
 
 
 def test_the_tenant_with_rewards_stores_its_rollouts(tiny_stack: StackState, tmp_path: Path) -> None:
-    """The server keeps the completions of each step with their rewards, tokens and versions after the run has ended."""
+    """The server still has the completions of each step after the run, with rewards, tokens and versions."""
     run(tiny_stack, tmp_path, '--solo', 'C', steps=2)
     with TwinkleClient(tiny_stack.address, tiny_stack.read_api_key()) as admin:
         _, secret = KeyAdministration(client=admin).create_key('tenant-c', scopes=['sample'])
@@ -86,7 +86,7 @@ def test_the_tenant_with_rewards_stores_its_rollouts(tiny_stack: StackState, tmp
 
 @pytest.mark.slow
 def test_results_of_shared_passes_equal_those_of_solo_runs(tiny_stack: StackState, tmp_path: Path) -> None:
-    """The digests of each tenant's results and weights are those of a solo run, although some passes were shared."""
+    """The digests of each tenant's results and weights equal those of a solo run, although passes were shared."""
     run(tiny_stack, tmp_path)
     together = logs_of(tmp_path / 'together')
     assert set(together) == {'A', 'B', 'C', 'D'}
@@ -108,7 +108,7 @@ def test_solo_tenant_learns(tiny_stack: StackState, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interrupt_stops_all_tenants_and_saves_the_curves(tiny_stack: StackState, tmp_path: Path) -> None:
-    """A run that is interrupted saves the curves and exits with status 130."""
+    """An interrupted run saves the curves and exits with status 130."""
     with start(tiny_stack, tmp_path, '--steps', '400') as process:
         assert process.stdout is not None
         steps = (line for line in process.stdout if line.startswith('step'))

@@ -19,13 +19,13 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Curve]:
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_divergence_on_held_out_questions_falls(seed: int, curves: dict[int, Curve]) -> None:
-    """Training on the student's answers reduces the divergence from the teacher to less than 0.6 of its first value."""
+    """Training on the student's answers lowers the divergence from the teacher to below 0.6 of its first value."""
     divergence = column(curves[seed], 'divergence')
     assert divergence[-1] < 0.6 * divergence[0]
 
 
 def test_divergence_falls_with_the_answers_of_a_different_teacher(tmp_path: Path) -> None:
-    """Training on the answers of a teacher with other weights (`--on-policy 0`) reduces the divergence."""
+    """Training on the answers of a teacher with other weights (`--on-policy 0`) lowers the divergence."""
     models = [build_tiny_model(tmp_path / f'model_{seed}', seed=seed) for seed in (0, 1)]
     sizes = ('--model', str(models[0]), '--teacher', str(models[1]), '--steps', '15', '--prompts', '8')
     options = (*sizes, '--learning-rate', '5e-3', '--on-policy', '0')

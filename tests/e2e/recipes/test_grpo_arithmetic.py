@@ -1,4 +1,4 @@
-"""The GRPO recipe on sums, with the small real model and with a tiny one."""
+"""The GRPO recipe on sums, with the small real model and with a tiny model."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_reward_on_held_out_sums_rises_within_four_steps(tmp_path: Path) -> None
 
 
 def test_curves_of_a_seed_are_bitwise_equal(tmp_path: Path) -> None:
-    """Two runs with the same seed write equal bytes, and a run with another seed writes different ones."""
+    """Two runs with the same seed write equal bytes, and a run with another seed writes different bytes."""
     runs = [(tmp_path / 'first', 5), (tmp_path / 'again', 5), (tmp_path / 'other', 6)]
     for folder, seed in runs:
         curve = run_recipe('grpo_arithmetic', folder, seed=seed, options=(*SHORT, '--steps', '1'))

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def test_reward_on_held_out_games_rises_within_four_steps(tmp_path: Path) -> None:
-    """The reward on held-out games rises by more than 0.15, and more answers have the right tags than the right result.
+    """The reward on held-out games rises by more than 0.15; right tags are more frequent than right results.
 
     Rewards are in [0, 1], and no sample is stale.
     """

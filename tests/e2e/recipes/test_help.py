@@ -25,19 +25,19 @@ for name in sys.argv[1:]:
     except SystemExit as end:
         print('STATUS', end.code)
 """
-"""Program that prints the help of all recipes. It is one process, because importing torch takes most of the time."""
+"""Program that prints the help of all recipes. One process suffices, and importing torch takes most of its time."""
 CALL_MAIN = """
 try:
     dpo.main()
 except SystemExit as end:
     print(end.code)
 """
-"""Part of a program that runs the DPO recipe, and prints its exit status."""
+"""Part of a program that runs the DPO recipe and prints its exit status."""
 
 
 @dataclass(frozen=True)
 class Help:
-    """Help text that a recipe printed."""
+    """Help text that a recipe has printed."""
 
     name: str
     text: str

@@ -10,7 +10,7 @@ SEEDS = (0, 1, 2)
 OPTIONS = {
     'steps': 30, 'prompts': 4, 'max-tokens': 16, 'policy-lr': 5e-3, 'critic-lr': 3e-3, 'epochs': 2, 'minibatch': 8,
 }  # fmt: skip
-"""Sizes and rates for random weights; the recipe's own settings assume a model that follows instructions."""
+"""Sizes and rates for random weights. The recipe's own settings require a model that follows instructions."""
 
 
 @pytest.fixture(scope='module')

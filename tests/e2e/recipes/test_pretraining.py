@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 def test_perplexity_of_held_out_text_falls(tmp_path: Path) -> None:
-    """Training lowers the held-out perplexity at each evaluation, and to less than a fifth in total."""
+    """Training lowers the held-out perplexity at each evaluation, in total to less than a fifth."""
     model = build_tiny_model(tmp_path / 'model')
     options = ('--model', str(model), '--steps', '40', '--learning-rate', '1e-2', '--evaluate-every', '20')
     curve = run_recipe('pretraining', tmp_path / 'out', seed=5, options=options)

@@ -1,4 +1,4 @@
-"""Output of a running recipe on a terminal."""
+"""The output of a running recipe on a terminal."""
 
 import os
 import pty
@@ -19,11 +19,11 @@ with Curves(recipe, title='many numbers', total_steps=3, plotted=['reward']) as 
     for step in range(3):
         curves.record(reward=step / 4, **{f'a_number_with_a_long_name_{index}': index for index in range(12)})
 """
-"""Replacement for a recipe; all recipes show their progress with `Curves`."""
+"""Program that replaces a recipe. All recipes show their progress with `Curves`."""
 
 
 def read(terminal: int) -> bytes:
-    """Return the next output; empty at the end, where Linux raises an error."""
+    """Return the next output, or an empty text at the end, where Linux raises an error."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:
@@ -43,7 +43,7 @@ def output_on_a_terminal(command: list[str]) -> str:
 
 
 def test_progress_bar_fits_with_many_numbers(tmp_path: Path) -> None:
-    """A narrow terminal shows the bar, the step count and the plotted numbers, and the file has all numbers."""
+    """A narrow terminal shows the bar, the step count and the plotted numbers; the file has all numbers."""
     output = output_on_a_terminal([sys.executable, '-c', RUN, str(tmp_path)])
     assert '3/3' in output
     assert '━━━━' in output

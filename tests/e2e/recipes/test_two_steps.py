@@ -29,12 +29,12 @@ SHORT = {
 }
 """Options with which a recipe runs two short steps."""
 MODEL_OPTIONS = {'gkd': ('--model', '--teacher'), 'vision_sft': ()}
-"""Options that name the model, for recipes that need more than `--model`. The vision recipe builds its tiny model."""
+"""Options for the model, for recipes that need other options than `--model`. The vision recipe builds its model."""
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that contains an output folder for each recipe, with the recipe's name."""
+    """Folder with an output folder for each recipe, named after the recipe."""
     out = tmp_path_factory.mktemp('out')
     model = str(build_tiny_model(tmp_path_factory.mktemp('model')))
     calls: list[RecipeCall] = []
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize('name', SHORT)
 def test_recipe_writes_finite_curves_of_two_steps(name: str, folder: Path) -> None:
-    """A run of two steps writes a plot, and a record of finite numbers for each step."""
+    """A run of two steps writes a plot, and finite numbers for each step."""
     steps = [json.loads(line) for line in (folder / name / 'curves.jsonl').read_text().splitlines()]
     assert len(steps) >= 2
     assert (folder / name / 'curves.png').read_bytes().startswith(b'\x89PNG')
@@ -58,7 +58,7 @@ def test_recipe_writes_finite_curves_of_two_steps(name: str, folder: Path) -> No
 
 @pytest.mark.parametrize('name', ['async_rl', 'gkd', 'grpo_arithmetic', 'grpo_countdown', 'ppo', 'tool_use'])
 def test_recipe_that_samples_writes_its_rollouts(name: str, folder: Path) -> None:
-    """Each training step has rollouts with prompts, sampled tokens and, if the recipe has rewards, these."""
+    """Each training step has rollouts with prompts, sampled tokens and, if the recipe has rewards, rewards."""
     rollouts = [json.loads(line) for line in (folder / name / 'curves.rollouts.jsonl').read_text().splitlines()]
     assert len({rollout['step'] for rollout in rollouts}) == 2
     for rollout in rollouts:

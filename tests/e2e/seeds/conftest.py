@@ -22,7 +22,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def stack(hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """Running stack that serves the models of the hub. At its end, its logs must not contain a traceback."""
+    """Running stack that serves the hub's models. At the end, its logs must not contain a traceback."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_HUB_DIR', str(hub))
         folder = tmp_path_factory.mktemp('stack')

@@ -1,4 +1,4 @@
-"""Tests of the quick-start programs that need no services; parts that need several devices are replaced."""
+"""Tests of the quick-start programs that need no services. Parts that need several devices are replaced."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ IN_ONE_PROCESS = {
     "'max_lora_rank': 32, # save as lora_config": '',
     "'enable_lora': True,": '',
 }
-"""Replacements for the parts of the Ray program that need Megatron, vLLM or several devices."""
+"""Replacements of the Ray program's parts that need Megatron, vLLM or several devices."""
 SMALL = {
     'MODEL_GPUS': '1',
     'SAMPLER_GPUS': '1',
@@ -34,7 +34,7 @@ SMALL = {
     'MINI_BATCH_SIZE': '4',
     'MAX_NEW_TOKENS': '64',
 }
-"""Environment variables that reduce the sizes of the program."""
+"""Environment variables that reduce the program's sizes."""
 
 
 @pytest.mark.parametrize('language', LANGUAGES)
@@ -52,14 +52,14 @@ def test_single_device_program_trains_its_adapter(language: str, run_program: Ru
     assert run.code == 0, run.out
     (saved,) = run.folder.rglob('last-checkpoint/adapter_model.safetensors')
     weights = load_file(saved)
-    # The initial values of these weights are zeros.
+    # The initial values of these weights are zero.
     learned = [array for name, array in weights.items() if 'lora_B' in name]
     assert learned
     assert all(np.any(array != 0) for array in learned)
 
 
 def test_single_device_program_without_adapter_trains_the_model(run_program: RunProgram, hub: Path) -> None:
-    """If the line that adds the adapter is commented out, the program trains and saves the whole model."""
+    """The program trains and saves the whole model without the line that adds the adapter."""
     run = run_program('english/single_device_sft', replaced={'model.add_adapter_to_model(': '# ('})
     assert run.code == 0, run.out
     (saved,) = run.folder.rglob('last-checkpoint/model.safetensors')
@@ -70,7 +70,7 @@ def test_single_device_program_without_adapter_trains_the_model(run_program: Run
 
 @pytest.mark.parametrize('language', LANGUAGES)
 def test_ray_program_runs_in_one_process(language: str, run_program: RunProgram) -> None:
-    """The loop of the Ray program runs unchanged after its parts for several devices are replaced."""
+    """The loop of the Ray program runs unchanged once its parts for several devices are replaced."""
     run = run_program(f'{language}/ray_grpo', replaced=IN_ONE_PROCESS, **SMALL)
     assert run.code == 0, run.out
     assert 'Training completed. optim_steps=4' in run.out

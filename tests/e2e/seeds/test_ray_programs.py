@@ -21,7 +21,7 @@ GRPO_SIZES = {
     'MINI_BATCH_SIZE': '4',
     'MAX_NEW_TOKENS': '32',
 }
-"""Environment variables that reduce the sizes of the program, and choose a model that vLLM runs on CPUs here."""
+"""Environment variables that reduce the program's sizes and select a model that vLLM can run on these CPUs."""
 STEP = """
 from twinkle.data_format import LoraConfig
 model.add_adapter_to_model('default', LoraConfig(r=4, target_modules='all-linear'))
@@ -30,7 +30,7 @@ loss = model.forward_backward([{'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -
 model.clip_grad_and_step()
 print('trained:', loss)
 """
-"""End of a program that only creates a trainer."""
+"""Last part of a program that only creates a trainer."""
 ON_CPUS = {
     "device_type='GPU'": "device_type='CPU'",
     "'gpu_memory_utilization': 0.8,": "'kv_cache_memory_bytes': 1 << 26,",
@@ -41,7 +41,7 @@ ON_CPUS = {
 
 @pytest.mark.parametrize('program', ['english/ray_sft', 'chinese/ray_sft', 'chinese/readme_ray_sft'])
 def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program: RunProgram, tmp_path: Path) -> None:
-    """Four workers (two copies of the model, each in two shards) save bitwise the same adapter as a single worker."""
+    """Four workers (two copies of the model in two shards each) save bitwise the same adapter as one worker."""
     weights: list[bytes] = []
     for ranks, sizes in ((1, 'fsdp_size=1, dp_size=1'), (4, 'fsdp_size=2, dp_size=2')):
         folder = tmp_path / f'{ranks} workers'
@@ -56,7 +56,7 @@ def test_sft_program_trains_the_adapter_of_one_process(program: str, run_program
 
 @pytest.mark.parametrize('language', ['english', 'chinese'])
 def test_grpo_program_trains_with_two_groups(language: str, run_program: RunProgram) -> None:
-    """A program with two workers for training with Megatron and two for sampling with vLLM saves an adapter."""
+    """A program with two Megatron workers for training and two vLLM workers for sampling saves an adapter."""
     run = run_program(f'{language}/ray_grpo', replaced=ON_CPUS, **GRPO_SIZES)
     assert run.code == 0, run.out
     assert 'Training completed. optim_steps=3' in run.out
@@ -65,7 +65,7 @@ def test_grpo_program_trains_with_two_groups(language: str, run_program: RunProg
 
 @pytest.mark.parametrize('model', ['TransformersModel', 'MegatronModel'])
 def test_program_with_pipeline_and_tensor_ranks_trains(model: str, run_program: RunProgram) -> None:
-    """A trainer on a mesh of two pipeline stages, each with two tensor ranks, trains an adapter in four workers."""
+    """A trainer on a mesh of two pipeline stages with two tensor ranks each trains an adapter in four workers."""
     groups = (PROGRAMS / 'english' / 'device_groups.txt').read_text().rpartition('twinkle.initialize(')[0]
     lines = (PROGRAMS / 'english' / 'remote_groups.txt').read_text().splitlines()
     (construct,) = [line for line in lines if line.startswith(f'model = {model}(')]

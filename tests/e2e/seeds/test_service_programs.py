@@ -1,6 +1,6 @@
 """Tests of the quick-start programs that train with the services, on a running stack.
 
-Only the address, the key and, in the older program, the model are replaced by those of the stack.
+Only the address, the key and, in the older program, the model are replaced by the stack's.
 """
 
 import ast
@@ -17,9 +17,9 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LANGUAGES = ('english', 'chinese')
 _PAGE_URL = 'http://localhost:8000'
-"""Address in the programs, except the older one."""
+"""Address in all programs except the older one."""
 _MAX_STEPS = 10
-"""Number of times that the GRPO programs save their weights."""
+"""Number of times that the GRPO programs save weights."""
 _EPOCHS = 3
 """Number of epochs of the programs of the Tinker SDK."""
 
@@ -51,7 +51,7 @@ def test_tinker_program_trains_and_saves(language: str, stack: StackState, run_p
 
 
 def test_older_tinker_program_trains_and_saves(stack: StackState, run_program: RunProgram) -> None:
-    """The README's program saves a checkpoint for each epoch after its address and its model are replaced."""
+    """The README's program, with another address and model, saves a checkpoint for each epoch."""
     replaced = {
         'http://www.modelscope.cn/twinkle': stack.http_url,
         'Qwen/Qwen3-30B-A3B-Instruct-2507': MODELS[1].removeprefix('ms://'),

@@ -14,7 +14,7 @@ from twinkle_client.stack import StackState
 
 @pytest.fixture(scope='module', autouse=True)
 def _collect_garbage() -> Iterator[None]:
-    """Collect garbage of the SDK within the module that caused it."""
+    """Run the garbage collector in the module that created the SDK's garbage."""
     yield
     gc.collect()
 
@@ -27,7 +27,7 @@ def stack(tiny_stack: StackState) -> StackState:
 
 @pytest.fixture
 def local_tokenizer(stack: StackState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Provide the tokenizer without a hub: in the working folder, under the name of the base model."""
+    """Put the tokenizer into the working folder under the base model's name, so that no hub is needed."""
     folder = tmp_path / stack.base_model
     folder.parent.mkdir(parents=True)
     folder.symlink_to(resolve_tokenizer(stack.base_model))

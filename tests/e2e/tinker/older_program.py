@@ -1,6 +1,6 @@
-"""Program for older SDKs. It uses the stack that its environment variables name, and prints its results as JSON.
+"""Program for older SDKs. Environment variables name its stack, and it prints its results as JSON.
 
-Run it in a separate process: `python older_program.py BASE_MODEL`. It uses only features of every SDK since 0.16.
+Run it in a separate process: `python older_program.py BASE_MODEL`. It uses only features of SDK 0.16 and later.
 """
 
 import json
@@ -16,7 +16,7 @@ ADAM = tinker.AdamParams(learning_rate=1e-2)
 
 
 def example(**inputs: Any) -> tinker.Datum:
-    """Return an example that predicts each token but the first."""
+    """Return an example that predicts each token except the first."""
     prompt = tinker.ModelInput.from_ints(TOKENS[:-1])
     given = {name: tinker.TensorData.from_torch(torch.tensor(values)) for name, values in inputs.items()}
     targets = tinker.TensorData.from_torch(torch.tensor(TOKENS[1:]))
@@ -24,7 +24,7 @@ def example(**inputs: Any) -> tinker.Datum:
 
 
 def train(model: tinker.TrainingClient, steps: int) -> list[float]:
-    """Train for some steps, sending each batch together with its optimizer step, and return the losses."""
+    """Train for some steps and return the losses. Each batch is sent together with its optimizer step."""
     losses: list[float] = []
     for _ in range(steps):
         backward = model.forward_backward([example(weights=[1.0] * 7)], 'cross_entropy')
@@ -35,13 +35,13 @@ def train(model: tinker.TrainingClient, steps: int) -> list[float]:
 
 
 def logprobs(model: tinker.TrainingClient) -> list[float]:
-    """Return the model's log-probability of each token but the first."""
+    """Return the model's log-probability of each token except the first."""
     output = model.forward([example(weights=[1.0] * 7)], 'cross_entropy').result()
     return output.loss_fn_outputs[0]['logprobs'].to_torch().tolist()
 
 
 def policy_loss(model: tinker.TrainingClient) -> float:
-    """Return the sum of a policy loss whose sampler policy is that of the model, so that every ratio is 1."""
+    """Return the sum of a policy loss whose sampler policy is the model's, so that every ratio is 1."""
     datum = example(logprobs=logprobs(model), advantages=[1.0, -2.0, 0.5, 0.0, 1.0, 1.0, 1.0])
     return model.forward_backward([datum], 'importance_sampling').result().metrics['loss:sum']
 
@@ -52,7 +52,7 @@ def negative_sum(_: Any, outputs: list[torch.Tensor]) -> tuple[torch.Tensor, dic
 
 
 def resumed_attention(service: tinker.ServiceClient) -> dict[str, Any]:
-    """Train an adapter of attention layers only, and resume it from its saved state with and without its optimizer."""
+    """Train an adapter of only attention layers, and resume it from its saved state with and without its optimizer."""
     model = service.create_lora_training_client(base_model=sys.argv[1], rank=4, seed=3, train_mlp=False)
     train(model, 2)
     path = model.save_state('attention').result().path

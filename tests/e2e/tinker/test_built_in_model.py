@@ -24,7 +24,7 @@ ALIAS, HUB_ID = 'smollm2-135m-instruct', 'HuggingFaceTB/SmolLM2-135M-Instruct'
 
 @pytest.fixture(scope='module')
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
-    """A stack that was started with the alias; a tiny model takes the place of the built-in one."""
+    """A stack that was started with the alias; a tiny model replaces the built-in model."""
     model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv('TWINKLE_MODEL_ID_ALIASES', f'{HUB_ID}={model}')
@@ -41,7 +41,7 @@ def openai(stack: StackState, path: str, body: dict[str, Any] | None = None) -> 
 
 
 def test_tinker_clients_get_the_hub_id(stack: StackState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was requested by alias reports the hub id, and it and its samplers load the tokenizer by this id."""
+    """A model that was requested by alias reports the hub id; it and its samplers load the tokenizer by this id."""
     folder = tmp_path / HUB_ID
     folder.parent.mkdir()
     folder.symlink_to(build_tiny_model(tmp_path / 'model', family='qwen3'))
@@ -53,7 +53,7 @@ def test_tinker_clients_get_the_hub_id(stack: StackState, tmp_path: Path, monkey
         model = client.create_lora_training_client(base_model=ALIAS, rank=8).result()
         facts = model.get_info().model_data
         assert (facts.model_name, facts.tokenizer_id) == (HUB_ID, HUB_ID)
-        # The SDK loads the tokenizer of a base model under the name that the program gives, so that must be the hub id.
+        # The SDK loads a base model's tokenizer by the name that the program gives, so this name must be the hub id.
         sampler = client.create_sampling_client(base_model=HUB_ID).result()
         trained = model.save_weights_and_get_sampling_client().result()
         for tokenizer in (model.get_tokenizer(), sampler.get_tokenizer(), trained.get_tokenizer()):

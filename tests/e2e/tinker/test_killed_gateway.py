@@ -1,4 +1,4 @@
-"""Kills the gateway during a program of the Tinker SDK, whose results must equal those of an undisturbed run.
+"""Kills the gateway during a program of the Tinker SDK. The results must equal those of a run without kills.
 
 `./run faults N --gateway` does the same for N seeds.
 """
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *SDK_MARKS]
 
 
 def test_program_survives_a_killed_gateway(stack: StackState) -> None:
-    """A program gives bitwise the same results if its gateway is killed or has a full disk at random times."""
+    """If the gateway is killed or has a full disk at random times, a program gives bitwise the same results."""
     kills = GatewayKills(stack)
     report = kills.run(range(2))
     assert report.violations == {}, report

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name('older_program.py')
 
 
 def weights_info(stack: StackState, path: str) -> dict[str, Any]:
-    """Return the facts that SDKs read before they resume saved weights."""
+    """Return the information that SDKs read before they resume saved weights."""
     headers = {'x-api-key': stack.read_api_key()}
     response = httpx.post(f'{stack.http_url}/api/v1/weights_info', json={'tinker_path': path}, headers=headers)
     assert response.status_code == 200, response.text
@@ -26,7 +26,7 @@ def weights_info(stack: StackState, path: str) -> dict[str, Any]:
 @pytest.mark.parametrize('version', ['0.16.1', '0.20.0', '0.24.0', '0.36.0'])
 @pytest.mark.slow
 def test_program_of_an_older_sdk_finishes(stack: StackState, tmp_path: Path, version: str) -> None:
-    """An older SDK learns, samples, and continues saved adapters, even of some layers, with bitwise equal losses."""
+    """An older SDK trains, samples, and continues saved adapters, even of some layers, with bitwise equal losses."""
     done = run_program([str(PROGRAM), stack.base_model], stack, tmp_path, sdk=older_sdk(version))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])

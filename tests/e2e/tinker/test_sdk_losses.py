@@ -1,4 +1,4 @@
-"""Compares every loss of the real SDK with its formula, computed here from the returned log-probabilities."""
+"""Compares every loss of the real SDK with its formula, which is computed from the returned log-probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,7 +58,7 @@ LOSSES: list[tuple[str, dict[str, float], Formula]] = [
 
 @pytest.fixture(scope='module')
 def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingClient:
-    """A model whose weights differ from the initial ones."""
+    """A model whose weights differ from the initial weights."""
     model = new_model(service, stack)
     train(model, *EXAMPLES, steps=2)
     return model
@@ -103,7 +103,7 @@ def test_policy_loss_makes_tokens_with_an_advantage_more_likely(
 
 
 def test_thresholds_may_be_given_for_each_position(model: tinker.TrainingClient) -> None:
-    """Thresholds given for each position replace those in the options."""
+    """Thresholds for each position replace the thresholds in the options."""
     data, streams = _policy_data(model, bounds=(0.7, 1.05))
     output = model.forward(data, 'ppo').result()
     expected = sum(_ppo(0.7, 1.05)(lp, *given).sum() for lp, given in zip(logprobs_of(output), streams, strict=True))
@@ -148,7 +148,7 @@ def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClien
 
 
 def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A custom cross-entropy trains bitwise like the built-in loss, and returns its own metrics and `loss:sum`."""
+    """A custom cross-entropy trains bitwise like the built-in loss; it returns its own metrics and `loss:sum`."""
     plain, custom = new_model(service, stack), new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 
@@ -192,7 +192,7 @@ def test_custom_loss_of_any_form_is_learned(service: tinker.ServiceClient, stack
 def test_step_equals_adamw_of_torch(
     service: tinker.ServiceClient, stack: StackState, options: dict[str, float]
 ) -> None:
-    """Steps over the wire nearly equal those of the library's model with torch's AdamW and the same options."""
+    """Steps of the SDK nearly equal those of the library's model with torch's AdamW and the same options."""
     model = new_model(service, stack, rank=4, seed=11, train_unembed=False)
     params = tinker.AdamParams(**options)
     data = [weighted(tokens) for tokens in EXAMPLES]

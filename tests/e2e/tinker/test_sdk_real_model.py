@@ -1,4 +1,4 @@
-"""The SDK on the small real model: the loss falls, and the sampler gives the learned answers."""
+"""The SDK with the small real model: the loss falls, and the sampler gives the learned answers."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ ADAM = tinker.AdamParams(learning_rate=2e-3)
 
 
 def example(tokenizer: ChatTokenizer, prompt: str, answer: str) -> tinker.Datum:
-    """Return an example that learns only the answer."""
+    """Return an example in which only the answer has weights."""
     encoded = tokenizer.encode(prompt)
     tokens = [*encoded, *tokenizer.encode(answer)]
     return weighted(tokens, [0.0] * (len(encoded) - 1) + [1.0] * (len(tokens) - len(encoded)))
 
 
 def test_sdk_teaches_the_small_real_model_two_sentences(tmp_path: Path) -> None:
-    """Cross-entropy falls below a tenth of a nat per token, and the greedy answer is the learned one."""
+    """Cross-entropy falls below a tenth of a nat per token, and the greedy answer is the learned answer."""
     tokenizer = ChatTokenizer(get_model(MODEL))
     data = [example(tokenizer, prompt, answer) for prompt, answer in LESSONS.items()]
     counted = sum(len(tokenizer.encode(answer)) for answer in LESSONS.values())

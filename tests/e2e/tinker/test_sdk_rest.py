@@ -1,4 +1,4 @@
-"""Runs and checkpoints in the real SDK's command line and in its client without a session."""
+"""Runs and checkpoints, in the real SDK's command line and in its client without a session."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -51,7 +51,7 @@ def test_command_line_lists_runs(model: tinker.TrainingClient, stack: StackState
 
 @pytest.mark.slow
 def test_command_line_lists_checkpoints(model: tinker.TrainingClient, stack: StackState, tmp_path: Path) -> None:
-    """`tinker checkpoint list` lists the checkpoints of a run, and `checkpoint info` shows one of them."""
+    """`tinker checkpoint list` lists the checkpoints of a run, and `checkpoint info` shows one checkpoint."""
     printed = json.dumps(cli(stack, tmp_path, 'checkpoint', 'list', '--run-id', model.model_id))
     assert f'tinker://{model.model_id}/weights/first' in printed
     assert f'tinker://{model.model_id}/sampler_weights/shown' in printed
@@ -91,7 +91,7 @@ def test_checkpoints_are_listed_with_their_kind_and_size(rest: tinker.RestClient
 
 
 def test_weights_have_a_base_model(rest: tinker.RestClient, model: tinker.TrainingClient, stack: StackState) -> None:
-    """A path is sufficient to look up base model and rank."""
+    """A path is enough to find the base model and the rank."""
     info = rest.get_weights_info_by_tinker_path(f'tinker://{model.model_id}/weights/first').result()
     assert (info.base_model, info.is_lora, info.lora_rank) == (stack.base_model, True, 8)
 
@@ -110,7 +110,7 @@ def test_deleted_checkpoint_is_not_found(rest: tinker.RestClient, spare: tinker.
 
 
 def test_checkpoint_expires_after_its_time_to_live(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """A time to live is listed and can be removed; after it, the checkpoint is deleted."""
+    """A time to live is listed and can be removed; once it has passed, the checkpoint is deleted."""
     path = spare.save_state('brief', ttl_seconds=3600).result().path
     expires_at = _checkpoint(rest, spare, 'weights/brief').expires_at
     assert timedelta(minutes=50) < expires_at - datetime.now(UTC) <= timedelta(hours=1)

@@ -28,7 +28,7 @@ pytestmark = SDK_MARKS
 PROMPT = tokens_of(5, 8)
 EXAMPLES = [tokens_of(seed) for seed in range(3)]
 ENDLESS: list[str] = []
-"""Empty stop list, with which not even the end-of-sequence token ends a sequence."""
+"""Empty list of stops, with which not even the end-of-sequence token ends a sequence."""
 
 
 def prompt_of(tokens: list[int]) -> tinker.ModelInput:
@@ -77,7 +77,7 @@ def base(service: tinker.ServiceClient, stack: StackState) -> tinker.SamplingCli
 def test_sampler_scores_as_the_trainer_does(
     named: tinker.SamplingClient, base: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
-    """Prompt log-probabilities equal those of the trainer within 1e-4, and differ from those of the base model."""
+    """Prompt log-probabilities equal the trainer's within 1e-4, and differ from those of the base model."""
     expected = np.split(scores(trained, *EXAMPLES), len(EXAMPLES))
     for tokens, own in zip(EXAMPLES, expected, strict=True):
         scored = named.compute_logprobs(prompt_of(tokens)).result()
@@ -98,7 +98,7 @@ def test_sampled_tokens_have_the_logprobs_of_the_trainer(
 
 
 def test_weights_without_a_name_do_not_change(training: tinker.TrainingClient) -> None:
-    """A snapshot client samples the saved weights after further training."""
+    """A snapshot client still samples the saved weights after further training."""
     first = training.save_weights_and_get_sampling_client().result()
     before = scores(training, PROMPT)
     train(training, *EXAMPLES)
@@ -110,7 +110,7 @@ def test_weights_without_a_name_do_not_change(training: tinker.TrainingClient) -
 
 
 def test_inflight_clients_follow_the_model(training: tinker.TrainingClient) -> None:
-    """Older inflight clients of a model sample its newest saved weights."""
+    """Older in-flight clients of a model sample its newest saved weights."""
     first = training.save_weights_and_get_sampling_client(kind='inflight').result()
     before = scores(training, PROMPT)
     np.testing.assert_allclose(first.compute_logprobs(prompt_of(PROMPT)).result()[1:], before, atol=1e-4)
@@ -157,7 +157,7 @@ def test_stop_is_the_last_part_of_a_sequence(named: tinker.SamplingClient, train
 
 
 def test_prompt_logprobs_include_the_most_likely_tokens(named: tinker.SamplingClient) -> None:
-    """Each position of the prompt but the first has its log-probability and the top k tokens."""
+    """Each position of the prompt except the first has its log-probability and the top k tokens."""
     params = tinker.SamplingParams(max_tokens=1)
     answer = named.sample(prompt_of(PROMPT), 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result()
     scored = named.compute_logprobs(prompt_of(PROMPT)).result()
@@ -171,14 +171,14 @@ def test_prompt_logprobs_include_the_most_likely_tokens(named: tinker.SamplingCl
 
 
 def test_logprobs_belong_to_the_tempered_distribution(named: tinker.SamplingClient) -> None:
-    """Log-probabilities at a low temperature are larger on average than those at temperature 1, and finite."""
+    """Log-probabilities at a low temperature are finite, and on average larger than at temperature 1."""
     cold, plain = (draw(named, temperature=value, seed=1).sequences[0] for value in (0.2, 1.0))
     assert np.mean(cold.logprobs) > np.mean(plain.logprobs)
     assert all(value <= 0 and math.isfinite(value) for value in cold.logprobs)
 
 
 def test_sixty_four_concurrent_requests_are_independent(named: tinker.SamplingClient) -> None:
-    """64 concurrent requests complete, and the first and the last get the responses that they get alone."""
+    """64 concurrent requests complete; the first and the last get the same responses as alone."""
     params = [tinker.SamplingParams(max_tokens=4, stop=ENDLESS, seed=seed) for seed in range(64)]
     futures = [named.sample(prompt_of(tokens_of(seed, 6)), 1, given) for seed, given in enumerate(params)]
     answers = [future.result().sequences[0].tokens for future in futures]
@@ -190,7 +190,7 @@ def test_sixty_four_concurrent_requests_are_independent(named: tinker.SamplingCl
 def test_client_is_pickled_into_another_process(
     named: tinker.SamplingClient, stack: StackState, tmp_path: Path
 ) -> None:
-    """A pickled client samples in another process the same tokens as the original client."""
+    """A pickled client in another process samples the same tokens as the original client."""
     (tmp_path / 'client.pickle').write_bytes(pickle.dumps(named))
     program = (
         'import os, pickle, sys, tinker\n'
@@ -210,7 +210,7 @@ def test_client_is_pickled_into_another_process(
 def test_sampler_is_known_by_its_handle(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, rest: tinker.RestClient, stack: StackState
 ) -> None:
-    """A client created from a handle samples the same tokens, and the API shows the path and the base model."""
+    """A client that is created from a handle samples the same tokens, and the API shows its path and base model."""
     key = sdk_address(stack)['api_key']
     again = tinker.SamplingClient.from_sampler_handle(named.get_sampler_handle(), api_key=key)
     assert draw(again, seed=3).sequences[0].tokens == draw(named, seed=3).sequences[0].tokens
@@ -224,7 +224,7 @@ def test_sampler_is_known_by_its_handle(
     again.holder.close()
 
 
-def test_wrong_requests_are_refused_at_once(
+def test_wrong_requests_are_refused_immediately(
     service: tinker.ServiceClient, named: tinker.SamplingClient, trained: tinker.TrainingClient
 ) -> None:
     """Invalid prompts or temperatures and unsuitable weights are bad requests; missing weights are not found."""
@@ -245,7 +245,7 @@ def test_wrong_requests_are_refused_at_once(
 def test_session_of_another_client_samples_saved_weights(
     named: tinker.SamplingClient, trained: tinker.TrainingClient, stack: StackState
 ) -> None:
-    """A client in another session samples the same tokens from weights saved under a name."""
+    """A client in another session samples the same tokens from weights that were saved with a name."""
     with service_client(stack) as other:
         path = f'tinker://{trained.model_id}/sampler_weights/steady'
         client = other.create_sampling_client(model_path=path).result()

@@ -32,7 +32,7 @@ def model(service: tinker.ServiceClient, stack: StackState) -> tinker.TrainingCl
     return new_model(service, stack)
 
 
-def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackState) -> None:
+def test_capabilities_list_the_served_models(rest: tinker.RestClient, stack: StackState) -> None:
     """A client without a session lists the base model with its context and capabilities."""
     served = rest.get_server_capabilities().result().supported_models
     assert [(item.model_name, item.max_context_length) for item in served] == [(stack.base_model, MAX_POSITIONS)]
@@ -41,7 +41,7 @@ def test_capabilities_name_what_is_served(rest: tinker.RestClient, stack: StackS
 
 @pytest.mark.usefixtures('local_tokenizer')
 def test_model_shows_its_facts(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A model's id starts with its session's id; its info has base model, rank, and the base model as tokenizer id."""
+    """A model's id starts with its session's id; its info has the base model, the rank and the tokenizer's id."""
     model = new_model(service, stack, rank=4)
     info = model.get_info()
     assert model.model_id.startswith(f'{service.holder.get_session_id()}:train:')
@@ -69,7 +69,7 @@ def test_lora_has_the_requested_configuration(
 
 
 def test_loss_is_the_weighted_sum_and_falls(model: tinker.TrainingClient) -> None:
-    """`loss:sum` is the negated weighted sum of the returned log-probabilities, and steps lower it."""
+    """`loss:sum` is the negated weighted sum of the returned log-probabilities, and steps reduce this sum."""
     weights = [[0.5, -0.25, *[1.0] * 10], [0.0] * 12, [2.0] * 12]
     data = [weighted(tokens, given) for tokens, given in zip(EXAMPLES, weights, strict=True)]
     output = model.forward(data, 'cross_entropy').result()
@@ -101,7 +101,7 @@ def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: Stack
 
 
 def test_steps_may_be_pipelined(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Four pipelined steps give bitwise the weights of sequential ones."""
+    """Four pipelined steps give bitwise the weights of sequential steps."""
     patient, hasty = new_model(service, stack), new_model(service, stack)
     expected = train(patient, *EXAMPLES, steps=4)
     data = [weighted(tokens) for tokens in EXAMPLES]
@@ -111,7 +111,7 @@ def test_steps_may_be_pipelined(service: tinker.ServiceClient, stack: StackState
 
 
 def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
-    """The results of a batch that the SDK splits into several requests have the order of the batch.
+    """If the SDK splits a batch into several requests, its results have the order of the batch.
 
     `loss:sum` and `num_tokens:sum` are sums over all requests.
     """
@@ -129,7 +129,7 @@ def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
 
 
 def test_saved_state_continues_bitwise(service: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    """A model loaded with its optimizer trains bitwise like the original; without it, the optimizer is reset."""
+    """A model that is loaded with its optimizer trains bitwise like the original; without it, the optimizer is new."""
     train(model, *EXAMPLES, steps=2)
     path = model.save_state('second').result().path
     assert path == f'tinker://{model.model_id}/weights/second'
@@ -153,7 +153,7 @@ def test_saved_name_is_replaced_only_on_request(model: tinker.TrainingClient) ->
     assert model.save_state('only', overwrite=True, ttl_seconds=3600).result().path.endswith('/weights/only')
 
 
-def test_requests_that_are_wrong_are_refused_at_once(
+def test_wrong_requests_are_refused_immediately(
     service: tinker.ServiceClient, stack: StackState, model: tinker.TrainingClient
 ) -> None:
     """Invalid requests raise `BadRequestError`, and the model can still be trained afterwards."""
@@ -185,7 +185,7 @@ def test_absent_weights_and_bad_keys_have_their_own_errors(service: tinker.Servi
 
 
 def test_finished_session_accepts_no_operations(stack: StackState) -> None:
-    """An operation on a model of a finished session raises an error with status 410."""
+    """An operation on a finished session's model raises an error with status 410."""
     with service_client(stack) as first:
         model_id = new_model(first, stack).model_id
         session_id = first.holder.get_session_id()

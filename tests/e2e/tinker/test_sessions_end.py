@@ -1,4 +1,4 @@
-"""The session of a suspended Tinker client expires: its steps are saved, and the client continues unaffected."""
+"""The session of a suspended Tinker client expires: its steps are saved, and the client can continue."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def expiring_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackSt
 
 @pytest.mark.slow
 def test_suspended_client_continues_training(expiring_stack: StackState) -> None:
-    """Unsaved steps become a checkpoint that Tinker lists and loads, and the model equals an undisturbed one."""
+    """Unsaved steps become a checkpoint that Tinker lists and loads; the model equals one without a suspension."""
     examples = [tokens_of(1), tokens_of(2)]
     with service_client(expiring_stack) as client, rest_client(expiring_stack) as rest:
         undisturbed = new_model(client, expiring_stack)
@@ -49,7 +49,7 @@ def test_suspended_client_continues_training(expiring_stack: StackState) -> None
         assert found == losses
         np.testing.assert_array_equal(scores(suspended, *examples), scores(undisturbed, *examples))
         resumed = client.create_training_client_from_state_with_optimizer(path).result()
-        # The name contains the number of steps at the expiry, which may occur before the second step.
+        # The name has the number of steps at the expiry, which may occur before the second step.
         steps = int(path.partition('session-expired-')[2].partition('-')[0])
         assert steps in {1, 2}
         assert train(resumed, *examples, steps=1) == losses[steps : steps + 1]

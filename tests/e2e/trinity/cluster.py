@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, whose processes a test starts and stops."""
+"""A Ray cluster on this machine; a test starts and stops its processes."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 from fixtures.faulty_service import free_port
 
 _STOP_SECONDS = 20.0
-"""Time that the cluster has to stop before its processes are killed."""
+"""Time in seconds after which a stopping cluster's processes are killed."""
 _OPTIONS = {
     # 0 selects any free port.
     'port': '0',
@@ -22,7 +22,7 @@ _OPTIONS = {
     'min-worker-port': '0',
     'max-worker-port': '0',
     'include-dashboard': 'false',
-    # Actors of Trinity reserve CPUs, but they mostly wait for the gateway.
+    # Trinity's actors reserve CPUs, although they mostly wait for the gateway.
     'num-cpus': '8',
     'object-store-memory': str(100 * 2**20),
 }
@@ -37,7 +37,7 @@ def running_ray(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
         environment: Environment variables of the cluster and of its actors.
         folder: Working folder of the actors.
     """
-    # The path of a Unix socket has at most 107 bytes, so Ray's folder cannot be in the folder of a test.
+    # The path of a Unix socket has at most 107 bytes, so Ray's folder cannot be inside the folder of a test.
     state = tempfile.mkdtemp(prefix='ray-')
     fixed_ports = {'ray-client-server-port': str(free_port()), 'dashboard-port': str(free_port())}
     options = [f'--{name}={text}' for name, text in {**_OPTIONS, **fixed_ports, 'temp-dir': state}.items()]
@@ -49,7 +49,7 @@ def running_ray(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # All processes of the cluster are in one group, so that none of them remains.
+        # All processes of the cluster are in one process group, so that none of them remains.
         start_new_session=True,
     ) as process:
         try:

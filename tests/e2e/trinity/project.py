@@ -1,4 +1,4 @@
-"""A project of Trinity-RFT: its folder, its processes, and the records that it writes."""
+"""A project of Trinity-RFT: its folder, its processes and its records."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from e2e.trinity.cluster import running_ray
 from fixtures.source_tree import ROOT
 
 _RUN_SECONDS = 400.0
-"""Time limit of a run, which takes a minute on two idle cores, most of it for the start of Trinity's actors."""
+"""Time limit of a run. A run takes a minute on two idle cores, most of it for the start of Trinity's actors."""
 _LOG_CHARACTERS = 8000
 """Maximum length of a log in the message of a failed run."""
 _CONFIG = ROOT / 'tests' / 'e2e' / 'trinity' / 'config.yaml'
@@ -68,7 +68,7 @@ class Project:
         (tasks / 'train.jsonl').write_text('\n'.join(rows) + '\n', encoding='utf-8')
 
     def run(self, *, total_steps: int) -> dict[int, Metrics]:
-        """Run explorer and trainer on a new Ray cluster, and return the trainer's metrics of each step of this run.
+        """Run explorer and trainer on a new Ray cluster; return the trainer's metrics for each step of this run.
 
         Raises:
             FileNotFoundError: Trinity is not installed.
@@ -82,7 +82,7 @@ class Project:
         with running_ray(environment, self.folder) as address, output.open('wb') as stream:
             status = self._launch({**environment, 'RAY_ADDRESS': address}, stream)
         steps = _read_metrics(log.read_bytes()[begin:].decode()) if log.exists() else {}
-        # Trinity also exits with status 0 if the explorer or the trainer failed.
+        # Trinity exits with status 0 even if the explorer or the trainer failed.
         if status != 0 or max(steps, default=0) != total_steps:
             end = output.read_text(encoding='utf-8', errors='replace')[-_LOG_CHARACTERS:]
             raise RunFailedError(f'status {status}, steps {list(steps)}; {output} ends with:\n{end}')
@@ -93,7 +93,7 @@ class Project:
         return (self.job / f'global_step_{step}' / f'remote_{kind}_path.txt').read_text(encoding='utf-8').strip()
 
     def _launch(self, environment: Mapping[str, str], output: BinaryIO) -> int | None:
-        """Run Trinity's command, and return its exit status; None if it exceeded the time limit."""
+        """Run Trinity's command; return its exit status, or None if it exceeded the time limit."""
         command = [sys.executable, '-m', 'trinity.cli.launcher', 'run', '--config', str(_CONFIG)]
         try:
             done = subprocess.run(
@@ -123,7 +123,7 @@ class Project:
             'HF_HUB_OFFLINE': '1',
             'TRANSFORMERS_OFFLINE': '1',
             'RAY_USAGE_STATS_ENABLED': '0',
-            # Ray stops actors when the machine has little memory, even if others use it.
+            # Ray stops actors when the machine has little memory, even if other programs use the memory.
             'RAY_memory_monitor_refresh_ms': '0',
             'TINKER_BASE_URL': self.gateway['base_url'],
             'TINKER_API_KEY': self.gateway['api_key'],

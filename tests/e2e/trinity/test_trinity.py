@@ -19,7 +19,7 @@ from twinkle_client.stack import StackState
 pytestmark = [pytest.mark.timeout(900), *SDK_MARKS, pytest.mark.slow]
 
 FIRST, LAST = 3, 5
-"""Last step of the first run, and of the run that continues it."""
+"""Last step of the first run, and last step of the run that continues it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def test_sampled_and_trained_log_probabilities_are_equal(runs: Runs) -> None:
 
 
 def test_a_second_run_continues_at_step_four(runs: Runs) -> None:
-    """The second run takes steps 4 and 5, from the trained weights of step 3 in both the explorer and the trainer."""
+    """The second run takes steps 4 and 5; explorer and trainer both start from the trained weights of step 3."""
     assert list(runs.second) == [4, 5]
     assert all(math.isfinite(value) for metrics in runs.second.values() for value in metrics.values())
     assert runs.second[4]['sample/model_version/mean'] == FIRST
@@ -82,7 +82,7 @@ def test_a_second_run_continues_at_step_four(runs: Runs) -> None:
 
 
 def test_checkpoints_are_saved_in_the_gateway(runs: Runs, rest: tinker.RestClient) -> None:
-    """Each run has saved its last state and the last weights for the explorer, at the paths that Trinity recorded."""
+    """Each run has saved its last state and the explorer's last weights, at the paths that Trinity recorded."""
     found: set[str] = set()
     for run in rest.list_training_runs().result().training_runs:
         found |= {item.tinker_path for item in rest.list_checkpoints(run.training_run_id).result().checkpoints}
