@@ -50,7 +50,7 @@ async def store(database: Database) -> AsyncIterator[SqlRolloutStore]:
 
 
 def rollout(index: int, numbers: random.Random, *, size: int = 100) -> Rollout:
-    """Return a rollout with random content and random values, some of which may be unknown."""
+    """Return a rollout with random content and random values, or unknown values.""" 
     content = numbers.randbytes(numbers.randint(0, size))
     reward = numbers.choice([None, 0.0, -0.0, 1.5, 1e300, math.inf])
     summary = RolloutSummary(

@@ -58,7 +58,7 @@ def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
 
 
 def _last_weights(run: Path) -> str:
-    """Return the path of the last weights that a run saved, or an empty text if there are none."""
+    """Return the path of the last weights that a run saved, or an empty text without saved weights."""
     checkpoints = run / _LOG / 'checkpoints.jsonl'
     lines = checkpoints.read_text(encoding='utf-8').splitlines() if checkpoints.is_file() else []
     return json.loads(lines[-1])['state_path'] if lines else ''

@@ -29,7 +29,7 @@ class Sums:
 
 
 class Puzzles(Sums):
-    """Tasks that have many correct answers, none of which is listed."""
+    """Tasks that have many correct answers and do not list them."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), 'answer': None}
