@@ -80,7 +80,7 @@ class ApiPages:
 
     Args:
         contracts: All contracts.
-        root: Top of the repository.
+        root: Root folder of the repository.
     """
 
     contracts: list[Contract]

@@ -33,13 +33,13 @@ _MESSAGES: Mapping[str, tuple[object, object]] = {
     'twinkle.api.sampler.v1.Prompt': (_PROMPT, _PROMPT),
     'twinkle.api.tensor.v1.Tensor': ({**_TOKENS, 'data': b'\x01\0\0\0'}, {**_TOKENS, 'data': 'AQAAAA=='}),
 }
-"""Example values of messages in Python and in JSON, where they are clearer than their required fields."""
+"""Example values of messages in Python and in JSON, if required fields alone would give no useful example."""
 _FIRST_CHOICES = {'twinkle.api.model.v1.Operation.verb': 'step'}
-"""Alternative of a required oneof that examples set; the first one of others."""
+"""Alternatives of required oneofs in examples. For other oneofs, examples set the first alternative."""
 _LITERAL_WIDTH = 60
 """Length above which a nested value is written on several lines."""
 _LINE_WIDTH = 78
-"""Number of characters of code that a page shows beside its outline in a window of 1280 pixels."""
+"""Number of characters in a line of code that fits next to the outline of a page in a window of 1280 pixels."""
 _REQUIRED = re.compile(r'\b(Required|at least one|Exactly one)\b')
 
 

@@ -30,7 +30,7 @@ def _services_of(tree: ast.Module) -> list[str]:
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield functions and methods; a private method has the name of its class. Private classes are left out."""
+    """Yield functions and methods, without those of private classes. A private method has the name of its class."""
     for node in tree.body:
         name = getattr(node, 'name', '_')
         if name.startswith('_'):

@@ -29,7 +29,7 @@ _MEMBERS = 2
 
 @dataclass(frozen=True)
 class Contract:
-    """One file of `protos/`."""
+    """A file of `protos/`."""
 
     file: FileDescriptorProto
 

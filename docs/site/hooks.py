@@ -18,7 +18,7 @@ from docs.site.links import InvalidLink, LinkRewriter
 from docs.site.metrics import metrics_page
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Top of the repository."""
+"""Root folder of the repository."""
 IMPORTED = {
     'architecture.md': 'ARCHITECTURE.md',
     'changelog.md': 'CHANGELOG.md',

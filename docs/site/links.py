@@ -25,7 +25,7 @@ class LinkRewriter:
     """Rewrites the links of pages for the site.
 
     Args:
-        root: Top of the repository.
+        root: Root folder of the repository.
         pages: Path in the repository of each page, by its path on the site.
         generated: Page that describes a file or folder, by its path in the repository.
         source_url: Address of a file, with `{path}` for its path; empty if files have no address.
