@@ -11,7 +11,7 @@ export interface Turn {
   reasoning: string;
 }
 
-/** A part that is not text is named by its kind. */
+/** Text of a part of a message, or the kind of a part that is not text. */
 const partText = ({ part }: ContentPart): string => (part.case === 'text' ? part.value : `[${part.case ?? 'empty'}]`);
 
 export const turnOf = ({ role, parts, toolCalls, reasoningContent }: Message): Turn => ({

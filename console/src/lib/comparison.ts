@@ -6,7 +6,7 @@ import type { Values } from './hash';
 import { plain } from './json';
 import { versionName } from './rollouts';
 
-/** Id of the groups with answers to fixed questions. If a run has some, only these are compared. */
+/** Id of the groups with answers to fixed questions. If a run has such groups, only these are compared. */
 export const EVALUATION = 'evaluation';
 
 /** The rollouts of a prompt at two steps. */
@@ -92,7 +92,7 @@ export function questionOf({ promptChat, promptText }: Rollout): string {
   return turns.findLast(({ role }) => role === 'user')?.text ?? promptText;
 }
 
-/** The versions of a rollout as text. Empty if they are not known. */
+/** The versions of a rollout as text. Empty if the versions are not known. */
 export function versionsOf({ oldestVersion, newestVersion }: RolloutSummary): string {
   if (oldestVersion === undefined || newestVersion === undefined) {
     return '';
@@ -107,7 +107,7 @@ export function versionsOf({ oldestVersion, newestVersion }: RolloutSummary): st
  * chats of several turns, and prompts that are stored as tokens only.
  */
 export function playgroundValues(runId: string, rollout: Rollout, version: bigint | undefined): Values | undefined {
-  // The most likely answers can be compared without chance.
+  // The most likely answers do not depend on random sampling.
   const common = { run: runId, version: version ? `${version}` : '', temperature: '0' };
   const messages = rollout.promptChat?.messages ?? [];
   if (!messages.length) {

@@ -5,7 +5,7 @@ import { rollouts } from './rpc';
 
 const MAX_GROUPS = 50;
 
-/** Finds the rollouts to compare. The comparison has no pairs if the run has no prompt twice. */
+/** Finds the rollouts to compare. The comparison has no pairs if no prompt occurs at both steps. */
 export async function readComparison(runId: string, signal: AbortSignal): Promise<Comparison> {
   const list = async (groupId: string, pageSize: number): Promise<Comparison> => {
     const [oldest, newest] = await Promise.all(
@@ -23,7 +23,7 @@ export interface ShownPair extends Pair {
   last: Rollout;
 }
 
-/** Reads the rollouts of pairs. Pairs are left out if only the beginnings of their prompts are equal. */
+/** Reads the rollouts of pairs. Omits pairs if only the beginnings of their prompts are equal. */
 export async function readPairs(runId: string, pairs: Pair[], signal: AbortSignal): Promise<ShownPair[]> {
   const read = async (rolloutId: string): Promise<Rollout | undefined> =>
     (await rollouts.getRollout({ runId, rolloutId }, { signal })).rollout;

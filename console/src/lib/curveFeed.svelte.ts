@@ -11,7 +11,7 @@ const POLL_MS = 2000;
 const POLLS = 10;
 
 export class CurveFeed implements Loading<Map<string, Curve[]>> {
-  /** Curves by run. Undefined until the first ones have arrived. */
+  /** Curves by run. Undefined until the first curves have arrived. */
   data = $state.raw<Map<string, Curve[]>>();
   failure = $state.raw<Failure>();
   isLoading = $state(true);
@@ -45,7 +45,7 @@ export class CurveFeed implements Loading<Map<string, Curve[]>> {
   async #follow(ids: string[], hasStream: boolean, signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       if (hasStream) {
-        // An error that persists also fails the polls, which show it.
+        // If the error persists, the polls fail too and show it.
         await this.#stream(ids, signal).catch(() => undefined);
       }
       for (let polls = 0; polls < POLLS && !signal.aborted; polls += 1) {
@@ -55,7 +55,7 @@ export class CurveFeed implements Loading<Map<string, Curve[]>> {
     }
   }
 
-  /** Reads the stream until it fails. It continues after the last message about each run. */
+  /** Reads the stream until it fails. Begins after the last received message of each run. */
   async #stream(ids: string[], signal: AbortSignal): Promise<void> {
     const runs = ids.map((runId) => ({ runId, resumeToken: this.#tokens.get(runId) ?? '' }));
     for await (const update of metrics.watchMetrics({ runs, maxPoints: MAX_POINTS }, { signal })) {

@@ -5,11 +5,11 @@ export interface Curve {
   name: string;
   steps: number[];
   values: number[];
-  /** Number of stored points, which is larger than the number of these points if the server reduced the curve. */
+  /** Number of stored points. Larger than the number of points in this object if the server reduced the curve. */
   pointCount: number;
 }
 
-/** Names of the loss, best first: the one that the services store, and a customary one of programs. */
+/** Names of the loss, best first: the name that the services use, and a common name in programs. */
 export const LOSSES = ['train/loss', 'loss'];
 
 export const curveOf = (series: MetricSeries): Curve => ({
@@ -19,7 +19,7 @@ export const curveOf = (series: MetricSeries): Curve => ({
   pointCount: Number(series.pointCount),
 });
 
-/** Replaces the points of `curves` from `beginStep` on with those of `fresh`. */
+/** Replaces the points of `curves` from `beginStep` on with the points of `fresh`. */
 export function merge(curves: Curve[], fresh: Curve[], beginStep: number): Curve[] {
   const byName = new Map(curves.map((curve) => [curve.name, curve]));
   for (const tail of fresh) {
@@ -50,7 +50,7 @@ export function insert(curves: Curve[], fresh: Curve[]): Curve[] {
 
 function inserted(old: Curve, added: Curve): Curve {
   const begin = lowerBound(old.steps, added.steps[0] ?? Infinity);
-  // New steps usually follow all others, so only the end of the curve is sorted.
+  // New steps usually follow all existing ones, so only the end of the curve is sorted.
   const points = new Map(old.steps.slice(begin).map((step, index) => [step, old.values[begin + index] ?? NaN]));
   const kept = points.size;
   added.steps.forEach((step, index) => points.set(step, added.values[index] ?? NaN));
@@ -77,7 +77,7 @@ export function lowerBound(sorted: number[], value: number): number {
   return low;
 }
 
-/** Exponential moving average with the given weight of the past, in [0, 1), corrected for its start at zero. */
+/** Bias-corrected exponential moving average. `weight` is the weight of earlier values, in [0, 1). */
 export function smooth(values: number[], weight: number): number[] {
   let [average, norm] = [0, 0];
   return values.map((value) => {

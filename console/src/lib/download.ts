@@ -9,7 +9,7 @@ export function download(name: string, text: string): void {
 
 /**
  * Starts the download of a checkpoint, which the browser writes to disk while it arrives. The checkpoint is read first,
- * because the page does not learn of an error of the download itself.
+ * because the page gets no notice of an error of the download itself.
  */
 export async function downloadCheckpoint(path: string): Promise<void> {
   const { checkpoint } = await checkpoints.getCheckpoint({ checkpointPath: path });

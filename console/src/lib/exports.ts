@@ -16,7 +16,7 @@ export const isFinished = ({ state }: Export): boolean =>
 export const toneOf = (push: Export): Tone =>
   push.failure && !isFinished(push) ? 'warn' : (TONES[push.state] ?? 'quiet');
 
-/** The part of the archive that the current attempt has read, 0 to 1. NaN while its size is not known. */
+/** The part of the archive that the current attempt has read, 0 to 1. NaN while the size of the archive is not known. */
 export const progressOf = ({ readBytes, sizeBytes }: Export): number =>
   sizeBytes ? Number(readBytes) / Number(sizeBytes) : NaN;
 

@@ -8,7 +8,7 @@ export interface Failure {
   reason: string;
   /** Path of the invalid field. Empty if the error concerns no field. */
   field: string;
-  /** Status code of the call, such as "NOT_FOUND", or the HTTP status of one of the console's own routes. */
+  /** Status code of the call, such as "NOT_FOUND", or the HTTP status of a route of the console. */
   code: string;
   /** Id of the call in the logs of the services. Empty if the server sent none. */
   requestId: string;

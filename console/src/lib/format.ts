@@ -5,7 +5,7 @@ const grouped = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 
 export const count = (value: number | bigint): string => grouped.format(value);
 
-/** Four significant digits, or another number of them; large and small values with an exponent. */
+/** A number with the given significant digits. Large and small values have an exponent. */
 export function decimal(value: number, digits = 4): string {
   if (!Number.isFinite(value)) {
     return Number.isNaN(value) ? 'NaN' : value > 0 ? '∞' : '−∞';

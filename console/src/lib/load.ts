@@ -4,11 +4,11 @@ import type { EngineLoad } from '../gen/twinkle/api/sampler/v1/engine_pb';
 
 export interface Load {
   runningCount: number;
-  /** Number of sequences that can run at once. 0 if it is not known. */
+  /** Number of sequences that can run at the same time. 0 if the number is not known. */
   slotCount: number;
   waitingCount: number;
   tokensPerSecond: number;
-  /** Highest use of keys and values, in [0, 1]. Undefined without samplers. */
+  /** Highest fraction of a key-value cache in use, in [0, 1]. Undefined without samplers. */
   cacheUse: number | undefined;
 }
 

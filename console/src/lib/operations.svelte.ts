@@ -16,7 +16,7 @@ export class OperationLog {
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   /**
-   * Follows the results until `signal` aborts, or until the one with the number `end` was read.
+   * Follows the results until `signal` aborts, or until the result with the number `end` was read.
    *
    * @param lastNumber number of the last executed operation.
    */
@@ -32,7 +32,7 @@ export class OperationLog {
           return;
         }
         if (hasReason(error, 'OPERATION_NOT_FOUND') && after < lastNumber && !this.rows.length) {
-          // Older results were deleted: try half of the distance to the newest one.
+          // Older results were deleted: try half of the distance to the newest result.
           after = lastNumber - Math.floor((lastNumber - after) / 2);
           continue;
         }
@@ -66,7 +66,7 @@ export class OperationLog {
     }
   }
 
-  /** Shows the results that have arrived. They are shown together, because recorded results arrive in a burst. */
+  /** Shows all results that have arrived together, because recorded results arrive in a burst. */
   #flush(): void {
     this.rows = [...this.rows, ...this.#pending].slice(-KEPT);
     this.#pending = [];

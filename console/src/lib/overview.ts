@@ -22,10 +22,10 @@ export interface Waiting {
 
 export interface NewestRuns {
   cards: RunCard[];
-  /** Number of listed runs, and of those that can be trained. */
+  /** Number of listed runs, and number of listed runs that can be trained. */
   runCount: number;
   activeCount: number;
-  /** Whether there are more runs than those that were counted. */
+  /** Whether there are more runs than the counted ones. */
   isPartial: boolean;
   /** Active runs that changed last, whose operations can be followed. */
   changedIds: string[];
@@ -80,7 +80,7 @@ export async function readWaiting(runIds: string[], signal: AbortSignal): Promis
   return new Map(found.flat());
 }
 
-/** Reads the load of the samplers, with the number of samplers for operators. Undefined if the key may not read it. */
+/** Reads the load of the samplers, with their number for operators. Undefined if the key may not read the load. */
 export async function readLoad(signal: AbortSignal): Promise<Samplers | Load | undefined> {
   if (hasScope('operator')) {
     return samplersOf((await fleet.listReplicas({ pageSize: PAGE_SIZE }, { signal })).replicas);

@@ -1,4 +1,4 @@
-// The settings of the playground, and the requests that they become.
+// The settings of the playground, and their conversion to requests.
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { Role } from '../gen/twinkle/api/data/v1/message_pb';
 import type { SampleRequestSchema } from '../gen/twinkle/api/sampler/v1/sampler_service_pb';
@@ -13,7 +13,7 @@ export interface Settings {
   maxTokens: number;
   /** Undefined for random samples. */
   seed: number | undefined;
-  /** Run to compare with the base model. Empty for none. */
+  /** Run to compare with the base model. Empty without a comparison. */
   runId: string;
   runName: string;
   /** Version of the run. 0 is the newest one. */
@@ -25,7 +25,7 @@ export interface Settings {
 const TOP_TOKENS = 5;
 const TEMPERATURE = 0.7;
 
-/** The temperature in an address. The default, if it is absent or invalid. */
+/** The temperature in an address, or the default if the temperature is absent or invalid. */
 export function temperatureOf(text: string | null): number {
   const value = text ? Number(text) : NaN;
   return value >= 0 && value <= 10 ? value : TEMPERATURE;

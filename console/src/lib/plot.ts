@@ -4,7 +4,7 @@ import { decimal } from './format';
 import { colour } from './theme.svelte';
 import { widened } from './yrange';
 
-/** Range of steps that is shown. `null` shows all. */
+/** Range of steps that is shown. `null` shows all steps. */
 export type Range = { min: number; max: number } | null;
 
 export interface Line {
@@ -63,7 +63,7 @@ export function plotOptions(settings: PlotSettings): uPlot.Options {
   };
 }
 
-/** The range of the values with a margin. Its ends are null without values. */
+/** The range of the values with a margin. Without values, both ends are null. */
 const valueRange = (_plot: uPlot, min: number | null, max: number | null): uPlot.Range.MinMax =>
   min === null || max === null ? [null, null] : uPlot.rangeNum(...widened(min, max), 0.1, true);
 
@@ -74,7 +74,7 @@ const isInteger = (lines: Line[]): boolean => lines.every((line) => line.values.
 const shortNumber = (value: number): string =>
   new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 2 }).format(value);
 
-/** The series of a line: the smoothed values and, faintly, the raw ones. */
+/** The series of a line: the smoothed values, and the raw values in a lighter colour. */
 function seriesOf(line: Line, hasRaw: boolean): uPlot.Series[] {
   const stroke = colour(`--series-${line.slot % SLOTS}`);
   const points = { show: (_plot: uPlot, _series: number, begin: number, end: number) => begin === end };
@@ -87,7 +87,7 @@ function cursorOf({ syncKey, onrange }: PlotSettings): uPlot.Cursor {
     y: false,
     points: { size: 6 },
     drag: { x: true, y: false, setScale: false },
-    // Charts share the cursor. The page hands the selected range to all of them.
+    // Charts share the cursor. The page passes the selected range to all charts.
     sync: { key: syncKey, filters: { pub: (type) => type === 'mousemove' || type === 'mouseleave' } },
     bind: { dblclick: () => () => (onrange(null), null) },
   };

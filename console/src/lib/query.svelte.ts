@@ -4,7 +4,7 @@ import { untilVisible } from './visibility.svelte';
 
 /** A value that is read from the server, and the state of reading it. */
 export interface Loading<T> {
-  /** Undefined until it has been read once. */
+  /** Undefined until the value has been read once. */
   readonly data: T | undefined;
   readonly failure: Failure | undefined;
   readonly isLoading: boolean;
@@ -20,7 +20,7 @@ export class Query<T> implements Loading<T> {
   /**
    * Starts loading. Must be called while a component is initialized.
    *
-   * @param load reads the data. State that it reads before its first `await` is an input: a change reloads the data.
+   * @param load reads the data. State that `load` reads before its first `await` is an input: a change reloads the data.
    * @param interval time between the end of a load and the next one, in milliseconds. 0 loads once.
    */
   constructor(load: (signal: AbortSignal) => Promise<T>, interval = 0) {

@@ -1,10 +1,10 @@
-// What results of operations and their receipts say about queueing and sharing, without the tensors.
+// Queueing and sharing of passes, from the results of operations and their receipts, without the tensors.
 import type { OperationResult } from '../gen/twinkle/api/model/v1/operation_result_pb';
 import { decimal, seconds } from './format';
 
 export interface OperationRow {
   number: number;
-  /** Kind of the result, because a result does not name its verb: "forward", "step", "save" and others. */
+  /** Kind of the result, such as "forward", "step" or "save", because a result does not name its verb. */
   kind: string;
   detail: string;
   error: string;
@@ -56,15 +56,15 @@ function detailOf(outcome: OperationResult['outcome']): string {
 
 export interface Sharing {
   operationCount: number;
-  /** Share of the operations with passes for which a pass included other adapters. */
+  /** Fraction of the operations with passes that shared a pass with other adapters. */
   coBatched: number;
-  /** Share of queueing in the time of the operations. */
+  /** Fraction of the time of the operations that is queueing. */
   queued: number;
   queueSeconds: number;
   deviceSeconds: number;
 }
 
-/** Summary of the operations that ran passes. `undefined` if there are none. */
+/** Summary of the operations that ran passes. `undefined` without such operations. */
 export function sharingOf(rows: OperationRow[]): Sharing | undefined {
   const passed = rows.filter((row) => row.passCount > 0);
   if (!passed.length) {

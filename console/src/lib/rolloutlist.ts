@@ -12,7 +12,7 @@ export interface GroupList {
   groups: RolloutGroupSummary[];
   /** Whether the run has older groups, which were not read. */
   hasOlder: boolean;
-  /** Number of groups that the server removed to make room. */
+  /** Number of groups that the server removed because of the size limit. */
   removedCount: number;
 }
 
@@ -21,8 +21,8 @@ const OVERLAP_STEPS = 4;
 const COMPLETE_RELOAD_MS = 60_000;
 
 /**
- * Reads the newest groups of a run repeatedly. Each call returns all of them, but transfers only those of the newest
- * steps. All groups are read again every minute, because a program may replace older ones.
+ * Reads the newest groups of a run repeatedly. Each call returns all groups, but transfers only those of the newest
+ * steps. All groups are read again every minute, because a program may replace older groups.
  */
 export class GroupReader {
   #list: GroupList = { groups: [], hasOlder: false, removedCount: 0 };
@@ -31,7 +31,7 @@ export class GroupReader {
 
   constructor(readonly runId: string) {}
 
-  /** Reads at least the newest `limit` groups, if there are as many. */
+  /** Reads at least the newest `limit` groups, or all if there are fewer. */
   async read(limit: number, signal: AbortSignal): Promise<GroupList> {
     const newest = Number(this.#list.groups[0]?.step ?? 0);
     const isComplete = limit !== this.#limit || Date.now() - this.#completeTime > COMPLETE_RELOAD_MS;
@@ -69,7 +69,7 @@ export class GroupReader {
 
 export interface ShownRollout {
   response: GetRolloutResponse;
-  /** Empty without tokens, or if their texts are not available. */
+  /** Empty without tokens, or if the texts of the tokens are not available. */
   tokens: RolloutToken[];
 }
 
@@ -79,11 +79,11 @@ export interface ShownGroup {
   rollouts: ShownRollout[];
   /** Text of the prompt's tokens. Empty if the prompt has another form, or no tokens. */
   promptText: string;
-  /** Why the texts of tokens are not available. Empty if they are. */
+  /** Why the texts of tokens are not available. Empty if they are available. */
   missing: string;
 }
 
-/** Reads the rollouts of groups. Those of the last group are stored, so that more of them can be read. */
+/** Reads the rollouts of groups. Stores those of the last group, so that a later call reads only further rollouts. */
 export class GroupContent {
   #key = '';
   #responses = new Map<string, GetRolloutResponse>();
@@ -143,6 +143,6 @@ export class GroupContent {
   }
 }
 
-/** Tokens of the prompt, if it has neither a chat nor a text. */
+/** Tokens of a prompt without a chat and without a text. Empty for other prompts. */
 const promptIds = (response: GetRolloutResponse | undefined): number[] =>
   response?.rollout?.promptChat || response?.rollout?.promptText ? [] : elements(response?.rollout?.promptTokenIds);

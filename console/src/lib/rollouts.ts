@@ -1,4 +1,4 @@
-// Rules of rollouts: steps with their rewards, the selected rollout, and the tokens of a completion.
+// Functions for rollouts: steps with their rewards, the selected rollout, and the tokens of a completion.
 import type { Rollout, RolloutGroupSummary } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
 import type { VersionSpan } from '../gen/twinkle/api/sampler/v1/sampling_pb';
 import { decimal } from './format';
@@ -11,7 +11,7 @@ export interface StepRow {
   step: number;
   /** By ascending id. */
   groups: RolloutGroupSummary[];
-  /** NaN without rewards, like the other two. */
+  /** NaN without rewards, as are `minimum` and `maximum`. */
   mean: number;
   minimum: number;
   maximum: number;
@@ -39,7 +39,7 @@ export function stepsOf(groups: RolloutGroupSummary[]): StepRow[] {
   });
 }
 
-/** Curves of the rewards over the steps that have some. */
+/** Curves of the rewards over the steps that have rewards. */
 export function rewardLines(rows: StepRow[]): Line[] {
   const rewarded = rows.filter(({ mean }) => !Number.isNaN(mean)).reverse();
   const line = (label: string, slot: number, value: (row: StepRow) => number): Line => ({
@@ -135,13 +135,13 @@ export interface RolloutToken {
   id: number;
   text: string;
   isSpecial: boolean;
-  /** Natural log-probability. NaN where it is not known. */
+  /** Natural log-probability. NaN where the log-probability is not known. */
   logprob: number;
-  /** NaN where it is not known. */
+  /** NaN where the advantage is not known. */
   advantage: number;
 }
 
-/** The tokens of a completion. Tokens without an advantage have the one of the completion, if they were sampled. */
+/** The tokens of a completion. Sampled tokens without an advantage have the advantage of the completion. */
 export function tokensOf(
   rollout: Rollout,
   decode: (id: number) => { text: string; isSpecial: boolean },

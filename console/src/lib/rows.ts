@@ -14,7 +14,7 @@ export interface Row {
   columns: Record<string, unknown>;
   /** Undefined if the dataset is not encoded. */
   encoded: EncodedRow | undefined;
-  /** Why the row cannot be shown. Empty if it can. */
+  /** Why the row cannot be shown. Empty if the row can be shown. */
   problem: string;
 }
 

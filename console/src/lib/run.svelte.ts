@@ -14,7 +14,7 @@ import { visibility } from './visibility.svelte';
 export interface AdapterState {
   /** Unset if the run has ended, or the key may not read adapters. */
   adapter: Adapter | undefined;
-  /** The operation after the last executed one. Unset while there is none. */
+  /** The next operation after the last executed one. Unset without such an operation. */
   next: GetOperationResponse | undefined;
   /** Whether operations ran in the last seconds. */
   isBusy: boolean;
@@ -23,7 +23,7 @@ export interface AdapterState {
 const PAGE_SIZE = 1000;
 const BUSY_MS = 10_000;
 
-/** Tells whether a program trains the run, which may wait between two operations. */
+/** Tells whether a program trains the run, even if the program waits between two operations. */
 class Activity {
   #number: bigint | undefined;
   #changeTime = -Infinity;
@@ -48,7 +48,7 @@ export class RunData {
   /**
    * Starts loading. Must be called while a component is initialized.
    *
-   * @param section returns the shown section of the page. It selects what the only open stream of the page follows:
+   * @param section returns the shown section of the page. The section selects the only open stream of the page:
    * browsers limit the connections to a server.
    */
   constructor(
@@ -95,7 +95,7 @@ async function readAdapter(runId: string, signal: AbortSignal): Promise<Omit<Ada
   }
 }
 
-/** Reads the operation after the last executed one. Undefined while there is none. */
+/** Reads the next operation after the last executed one. Undefined without such an operation. */
 export async function readNext(adapter: Adapter, signal: AbortSignal): Promise<GetOperationResponse | undefined> {
   const request = { adapterId: adapter.adapterId, sequenceNumber: adapter.sequenceNumber + 1n };
   try {

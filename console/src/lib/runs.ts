@@ -4,7 +4,7 @@ import { type Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
 export interface RunFilter {
   text: string;
   baseModel: string;
-  /** "active", "ended", or empty for both. */
+  /** "active", "ended", or empty for runs in both states. */
   state: string;
   /** Labels as "key=value". */
   tags: string[];
@@ -25,7 +25,7 @@ export const runTags = (run: Run): string[] =>
 export const matches = (run: Run, text: string): boolean =>
   [run.runId, run.baseModel, ...Object.values(run.userMetadata)].some((value) => value.toLowerCase().includes(text));
 
-/** The labels of tags of the form "key=value". Others are ignored. */
+/** The labels of tags of the form "key=value". Other tags are ignored. */
 export const labelsOf = (tags: string[]): Record<string, string> =>
   Object.fromEntries(
     tags

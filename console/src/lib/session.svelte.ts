@@ -69,5 +69,5 @@ export function expire(): void {
 
 export const hasScope = (scope: string): boolean => session.current?.scopes.includes(scope) ?? false;
 
-/** The scope, if the key lacks it. Empty otherwise. */
+/** The scope if the key lacks it, otherwise an empty text. */
 export const missingScope = (scope: string): string => (hasScope(scope) ? '' : scope);

@@ -6,7 +6,7 @@ export interface SpanRow {
   span: Span;
   /** Number of ancestors in the trace. */
   depth: number;
-  /** Index of the parent's row. -1 without a parent in the trace. */
+  /** Index of the parent's row, or -1 if the trace does not contain the parent. */
   parent: number;
   /** Milliseconds since the beginning of the trace. */
   begin: number;
@@ -40,7 +40,7 @@ export function rowsOf(spans: Span[]): SpanRow[] {
   return rows;
 }
 
-/** "TrainingService/Execute" for the full name of a method. Other names stay. */
+/** "TrainingService/Execute" for the full name of a method. Other names are unchanged. */
 export const shortName = (name: string): string => (name.includes('/') ? name.slice(name.lastIndexOf('.') + 1) : name);
 
 /** Name of a span, with an arrow for a call to another process. */
@@ -70,7 +70,7 @@ export function ticks(total: number): number[] {
 
 export const SERVICES = ['client', 'gateway', 'model', 'sampler', 'data', 'checkpoint'];
 
-/** Services in the order of a call. */
+/** Services in the order in which a call passes them. */
 export const inOrder = (services: string[]): string[] => [...services].sort((a, b) => slotOf(a) - slotOf(b));
 
 /** Number of the colour of a service. */

@@ -6,7 +6,7 @@ export interface Size {
   margin: number;
 }
 
-/** Path data of a curve that fills the size. Values that are not finite interrupt it. Empty without finite values. */
+/** Path data of a curve that fills the size. Non-finite values interrupt the curve. Empty without finite values. */
 export function sparkPath(steps: number[], values: number[], { width, height, margin }: Size): string {
   const finite = values.filter(Number.isFinite);
   const scale = (minimum: number, maximum: number, length: number) => (value: number) =>

@@ -1,4 +1,4 @@
-// The colour scheme: the one of the system, or the user's choice.
+// The colour scheme: the scheme of the system, or the user's choice.
 
 export type Theme = 'system' | 'light' | 'dark';
 const KEY = 'twinkle-console-theme';

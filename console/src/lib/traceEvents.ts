@@ -68,7 +68,7 @@ const keyOf = ({ traceId, span }: Timed): string => `${traceId}:${span.spanId}`;
 
 const microseconds = (nanos: bigint): number => Number(nanos) / 1000;
 
-/** Thread of each span: its parent's, if the parent is the innermost open span, or else one without an open span. */
+/** Thread of each span: the parent's if the parent is the innermost open span, or else one without an open span. */
 function threadsOf(timed: Timed[]): Map<string, number> {
   const services = new Map<string, Timed[][]>();
   const found = new Map<string, number>();

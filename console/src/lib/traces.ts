@@ -71,7 +71,7 @@ export function requestOf(filter: TraceFilter, pageToken: string) {
       ? { seconds: BigInt(Math.floor(minimum / 1000)), nanos: Math.round((minimum % 1000) * 1e6) }
       : undefined,
     isError: filter.onlyErrors || undefined,
-    // A request id is exact, so that it may also select a call in the background.
+    // A request id selects one call, which may be a background call.
     isBackgroundIncluded: filter.hasBackground || filter.requestId.trim() !== '',
     isAllTenants: filter.isAllTenants,
   };

@@ -1,4 +1,4 @@
-// Whether the page is visible. Hidden pages neither poll nor keep streams open: browsers limit the connections to a
+// Whether the page is visible. Hidden pages do not poll and close their streams: browsers limit the connections to a
 // server.
 
 export const visibility = $state({ isVisible: !document.hidden });

@@ -1,4 +1,4 @@
-// The texts of tokens, which a base model never changes.
+// The texts of tokens. They never change for a base model.
 import type { TokenForm } from '../gen/twinkle/api/sampler/v1/sampling_pb';
 import { sampler } from './rpc';
 import { int32Tensor } from './tensors';
@@ -10,7 +10,7 @@ export class Vocabulary {
 
   constructor(readonly baseModel: string) {}
 
-  /** Reads the forms of tokens that are not known yet. */
+  /** Reads the forms of tokens that were not loaded before. */
   async load(ids: number[], signal: AbortSignal): Promise<void> {
     const unknown = [...new Set(ids)].filter((id) => !this.#forms.has(id));
     for (let begin = 0; begin < unknown.length; begin += MAX_TOKENS) {
@@ -26,7 +26,7 @@ export class Vocabulary {
     return this.#forms.get(id);
   }
 
-  /** Text of a single token, in which parts of characters are replaced. */
+  /** Text of a single token. Incomplete characters become replacement characters. */
   text(id: number): string {
     return new TextDecoder().decode(this.form(id)?.piece);
   }
@@ -40,7 +40,7 @@ export function vocabularyOf(baseModel: string): Vocabulary {
   return vocabulary;
 }
 
-/** Decodes consecutive tokens. A character that several tokens form is the text of the last one. */
+/** Decodes consecutive tokens. A character that several tokens form is the text of the last of these tokens. */
 export class TokenDecoder {
   readonly #decoder = new TextDecoder();
 

@@ -29,6 +29,6 @@ export const PAGES: PageEntry[] = [
   { path: 'admin', title: 'Administration', scope: 'admin', component: Administration },
 ];
 
-/** The page of a path. The first page, if the session has none with this path. */
+/** The page of a path, or the first page if the session cannot open a page with this path. */
 export const pageOf = (path: string[], pages: PageEntry[]): PageEntry =>
   pages.find((page) => page.path === path[0]) ?? (pages[0] as PageEntry);
