@@ -148,7 +148,7 @@ async def vllm_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
 
 @pytest.fixture(params=['torch', 'vllm'])
 def engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine in turn."""
+    """Each engine; the test runs once per engine."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 

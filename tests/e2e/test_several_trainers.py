@@ -23,7 +23,7 @@ NAMES = ('first', 'second')
 
 @pytest.mark.parametrize('trainers_after_restart', [2, 1])
 def test_runs_continue_after_a_restart(tmp_path: Path, trainers_after_restart: int) -> None:
-    """Runs of two trainers continue after a restart, even with one trainer, which takes over the other one's run."""
+    """Runs of two trainers continue after a restart, even with one trainer, which takes over the other runs."""
     base_model, folder = str(build_tiny_model(tmp_path / 'tiny')), tmp_path / 'stack'
     with _stack(folder, base_model, trainer_count=2) as (_, client):
         model = MultiLoraTransformersModel(base_model, client=client)

@@ -312,7 +312,7 @@ async def test_adapter_ids_may_contain_colons(store: StateStore, adapter_id: str
 
 
 async def test_truncated_version_is_dropped_after_a_power_loss(tmp_path: Path) -> None:
-    """A version with truncated files is dropped at the next load, and the other versions stay."""
+    """A version with truncated files is dropped at the next load, and the other versions are kept."""
     threads = Threads('store', count=1)
     store = FolderStore(open_disk(str(tmp_path)), threads)
     await put_version(store, make_state(1))

@@ -99,7 +99,7 @@ async def test_equal_push_is_returned_at_the_limit(store: SqlExportStore) -> Non
 
 
 async def test_claim_is_exclusive_until_its_lease_expires(store: SqlExportStore) -> None:
-    """An expired claim can be replaced; then the old claim can be neither renewed nor settled."""
+    """An expired claim can be replaced; then the old claim cannot be renewed or settled."""
     await add(store, EXPORT)
     assert await store.claim(START - LEASE, lease=LEASE) is None
     first = await store.claim(START, lease=LEASE)

@@ -72,7 +72,7 @@ def payloads(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 async def test_future_is_stored_as_first_accepted(store: Any) -> None:
-    """A stored future has all fields of the accepted one, a repeat changes nothing, and other tenants find nothing."""
+    """A stored future has all fields of the accepted future, a repeat has no effect, and tenants are isolated."""
     first = future_of('one', lane='ad-1', position=3)
     assert await store.add_if_absent(first) == first
     assert await store.add_if_absent(replace(first, note='other', fingerprint='x')) == first
@@ -92,7 +92,7 @@ async def test_number_changes_only_if_the_expected_one_is_stored(store: Any) -> 
 
 
 async def test_future_is_settled_once(store: Any) -> None:
-    """The first outcome of a future is final, and the future's number stays."""
+    """The first outcome of a future is final, and the future's number does not change."""
     future = await store.add_if_absent(future_of('one'))
     await store.number(future, 7, instead_of=None)
     assert (await store.settle(future.done(moment=START + DAY))).state is FutureState.DONE
@@ -153,7 +153,7 @@ async def test_next_position_follows_the_last_finished_one(store: Any) -> None:
 
 
 async def test_finished_futures_expire_and_are_deleted(store: Any) -> None:
-    """Waiting futures stay, expired futures are deleted later, and a lane's last finished future is not deleted."""
+    """Waiting futures are kept, expired futures are deleted later, and a lane's last finished future is not deleted."""
     lane = [future_of(f'b{position}', lane='b', position=position) for position in range(3)]
     free, waiting = future_of('free'), future_of('waiting', lane='b', position=3)
     for future in (*lane, free, waiting):
@@ -230,7 +230,7 @@ async def test_request_above_the_free_space_of_the_disk_is_refused(files: Payloa
 
 
 async def test_damaged_file_counts_as_missing(files: PayloadFiles, tmp_path: Path) -> None:
-    """A damaged file counts as missing, an old temporary file is deleted, and other files stay."""
+    """A damaged file counts as missing, an old temporary file is deleted, and other files are kept."""
     future = future_of('one')
     await files.put(future.result_name, b'result')
     (path,) = (tmp_path / 'payloads').glob('*/*')
@@ -336,7 +336,7 @@ async def test_lane_has_one_owner_while_futures_wait(lane_store: Any) -> None:
 
 
 async def test_only_the_owner_numbers_and_settles(lane_store: Any) -> None:
-    """Another gateway can neither number nor settle a future; its attempt to number the future raises FutureTaken."""
+    """Another gateway cannot number or settle a future; its attempt to number the future raises FutureTaken."""
     future = await lane_store.add_if_absent(replace(future_of('one'), owner='gw-1'))
     other_owner = replace(future, owner='gw-2')
     with pytest.raises(FutureTaken):

@@ -41,7 +41,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_handle_is_stored_as_first_created(store: Any) -> None:
-    """A stored handle has all fields of the created one, a repeat changes nothing, and tenants have separate ids."""
+    """A stored handle has all fields of the created handle, a repeat changes nothing, and tenants have separate ids."""
     assert await store.add_if_absent(HANDLE) == HANDLE
     assert await store.add_if_absent(replace(HANDLE, base_model='other', is_inflight=False)) == HANDLE
     assert await store.get('alice', HANDLE.handle_id) == HANDLE
@@ -52,7 +52,7 @@ async def test_handle_is_stored_as_first_created(store: Any) -> None:
 
 
 async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> None:
-    """Base model and version are set once, other fields stay, and settling an absent handle raises no error."""
+    """Base model and version are set once, other fields do not change, and settling an absent handle is allowed."""
     await store.add_if_absent(HANDLE)
     await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
     await store.settle('bob', HANDLE.handle_id, base_model='other', version=1)

@@ -180,7 +180,7 @@ async def test_names_of_a_run_are_limited(store):
 
 
 async def test_metrics_of_runs_that_are_no_longer_listed_are_removed(database):
-    """Old metrics of unknown runs are removed; metrics of listed runs, and newer metrics, stay."""
+    """Old metrics of unknown runs are removed; metrics of listed runs, and newer metrics, are kept."""
     store = SqlMetricStore(database)
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
@@ -199,7 +199,7 @@ def _report(number: int, *points: Point) -> Report:
 
 
 async def test_each_report_is_stored_once(store):
-    """Reports up to the last stored number are ignored, even with other values; logged values stay."""
+    """Reports up to the last stored number are ignored, even with other values; logged values are kept."""
     save = store.save_reports
     await _save(store, [Point('own', 1, 7.0)])
     first, second = _report(2, Point('loss', 1, 3.0)), _report(4, Point('loss', 2, 2.0), Point('rate', 2, 0.1))
@@ -235,7 +235,7 @@ async def test_gateways_store_the_reports_of_a_run_once(database, database_url):
 
 
 async def test_reports_count_against_the_limit_of_a_run(store):
-    """Reports beyond the limit raise MetricsFull and are not stored; the reports before them stay."""
+    """Reports beyond the limit raise MetricsFull and are not stored; the reports before them are kept."""
     reports = [_report(number, Point('loss', number, 1.0)) for number in range(1, 6)]
     await store.save_reports('alice', 'ad-1', reports[:3], moment=START, limits=PointLimits(per_run=4))
     with pytest.raises(MetricsFull):

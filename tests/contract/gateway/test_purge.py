@@ -56,7 +56,7 @@ async def _purge(database: Database, before: datetime = LATER) -> int:
 
 
 async def test_deleted_checkpoints_and_runs_are_removed_later(database):
-    """Old deleted checkpoints and runs are removed; newer ones and existing ones stay."""
+    """Old deleted checkpoints and runs are removed; newer or existing ones are kept."""
     runs, checkpoints = SqlRunStore(database), SqlCheckpointStore(database)
     for name, moment in (('old', START), ('new', LATER), ('present', None)):
         await runs.save(replace(RUN, run_id=name))
@@ -72,7 +72,7 @@ async def test_deleted_checkpoints_and_runs_are_removed_later(database):
 
 
 async def test_stored_bytes_of_existing_checkpoints_stay(database):
-    """A deleted run and an ended session stay while a checkpoint exists, so that the stored bytes stay the same."""
+    """A deleted run and an ended session are kept while a checkpoint exists, so that the stored bytes stay the same."""
     await _add_session(database, 'ses-1', state=SessionState.EXPIRED, is_settled=True)
     await SqlRunStore(database).save(RUN)
     await SqlRunStore(database).mark_deleted(('alice', 'ad-1'), moment=START)
@@ -92,7 +92,7 @@ async def test_stored_bytes_of_existing_checkpoints_stay(database):
 
 
 async def test_only_settled_sessions_are_removed(database):
-    """Old ended sessions and their old handles are removed once the sessions are settled; all others stay."""
+    """Old ended sessions and their old handles are removed once the sessions are settled; all others are kept."""
     ended = {'state': SessionState.FINISHED, 'finish_reason': FinishReason.SUCCESS}
     await _add_session(database, 'settled', **ended, is_settled=True)
     await _add_session(database, 'unsettled', **ended)
@@ -139,7 +139,7 @@ async def test_usage_of_removed_runs_is_merged(database):
 
 
 async def test_meter_is_removed_with_its_run(database):
-    """The meter of a run stays while the run or recent usage is stored, so that no reading counts twice."""
+    """The meter of a run is kept while the run or recent usage is stored, so that no reading counts twice."""
     usage, runs = SqlUsageStore(database), SqlRunStore(database)
     await runs.save(RUN)
     reading = Reading(tenant_id='alice', run_id='ad-1', trained_token_count=7, operation_count=2)

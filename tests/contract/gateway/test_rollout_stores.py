@@ -50,7 +50,7 @@ async def store(database: Database) -> AsyncIterator[SqlRolloutStore]:
 
 
 def rollout(index: int, numbers: random.Random, *, size: int = 100) -> Rollout:
-    """Return a rollout with random content and random values, or unknown values.""" 
+    """Return a rollout with random content and random values, or unknown values."""
     content = numbers.randbytes(numbers.randint(0, size))
     reward = numbers.choice([None, 0.0, -0.0, 1.5, 1e300, math.inf])
     summary = RolloutSummary(
@@ -197,7 +197,7 @@ async def test_many_small_groups_are_removed_for_one_large_group(store):
 
 
 async def test_limits_hold_for_gateways_that_store_at_the_same_time(database, database_url):
-    """Concurrent calls of two gateways never exceed the limit, and the groups that were written last stay."""
+    """Concurrent calls of two gateways never exceed the limit, and the groups that were written last are kept."""
     other = await Database.open(database_url)
     stores = [SqlRolloutStore(database), SqlRolloutStore(other)]
     one = pack([plain(0, b'\x01' * 50)]).size_bytes
@@ -279,7 +279,7 @@ async def test_damaged_groups_are_errors_of_their_run(database, store, column, d
 
 
 async def test_rollouts_of_runs_that_are_no_longer_listed_are_removed(database, store):
-    """Old rollouts of unknown runs are removed; rollouts of listed runs, and newer rollouts, stay."""
+    """Old rollouts of unknown runs are removed; rollouts of listed runs, and newer rollouts, are kept."""
     await SqlRunStore(database).save(replace(RUN, tenant_id='alice', run_id='ad-1'))
     await SqlRunStore(database).save(replace(RUN, tenant_id='bob', run_id='ad-2'))
     for run_id in ('ad-1', 'ad-2', 'ad-3'):

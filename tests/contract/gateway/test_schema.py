@@ -68,7 +68,7 @@ def _remove_later_tables(connection: Connection) -> None:
 
 
 async def test_database_of_the_first_release_stays_usable(database_url: str) -> None:
-    """A database at revision r0011 is upgraded, and its rows stay readable."""
+    """A database at revision r0011 is upgraded, and its rows remain readable."""
     database = await Database.open(database_url)
     tenant = Tenant(tenant_id='alice', display_name='Alice', create_time=FakeClock().now())
     await SqlTenantStore(database).add_if_absent(tenant)

@@ -123,7 +123,7 @@ async def test_session_of_the_same_request_is_not_replaced(owned: Any) -> None:
 
 
 async def test_session_of_another_tenant_is_absent(owned: Any) -> None:
-    """A session of another tenant can be neither read nor changed."""
+    """A session of another tenant cannot be read or changed."""
     await owned.sessions.add_if_absent(SESSION)
     assert await owned.sessions.get('bob', 'ses-1') is None
     assert await owned.sessions.change('bob', 'ses-1', lambda found: found.finished(FinishReason.FAILED)) is None

@@ -74,7 +74,7 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
 
 
 async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
-    """Storing a quota replaces the tenant's previous quota; unset limits stay unset."""
+    """Storing a quota replaces the tenant's previous quota; unset limits remain unset."""
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
     await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
     await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))

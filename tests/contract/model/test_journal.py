@@ -51,7 +51,7 @@ async def test_adapter_and_its_creation_request_are_returned_unchanged(reopen):
 
 
 async def test_a_removed_adapter_leaves_only_its_creation_request(reopen):
-    """A removed adapter cannot be restored; its creation request stays in the journal."""
+    """A removed adapter cannot be restored; its creation request is kept in the journal."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))
@@ -135,7 +135,7 @@ async def test_number_of_a_revoked_operation_is_available(reopen):
 
 
 async def test_operation_replaces_an_earlier_one_without_outcome(reopen):
-    """The last operation that is accepted with a number replaces an earlier one without an outcome."""
+    """The last operation that is accepted with a number replaces an earlier operation without an outcome."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1, length=20_000))

@@ -250,7 +250,7 @@ async def test_no_snapshot_exists_between_forward_and_backward(backend):
 
 
 async def test_a_malformed_snapshot_changes_nothing(backend):
-    """A malformed snapshot neither replaces nor creates an adapter."""
+    """A malformed snapshot does not replace or create an adapter."""
     await backend.create_adapter('a', LORA['a'], CONFIG)
     snapshot = await backend.snapshot('a')
     broken = AdapterState(lora_config=snapshot.lora_config, adapter=snapshot.adapter)

@@ -50,13 +50,13 @@ async def vllm_engine(shared_vllm_engine: SamplerEngine, tiny_llama_dir: Path) -
 
 @pytest.fixture(params=['fake', 'torch', 'vllm'])
 def engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine in turn."""
+    """Each engine; the test runs once per engine."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 
 @pytest.fixture(params=['torch', 'vllm'])
 def real_engine(request: pytest.FixtureRequest) -> SamplerEngine:
-    """Each engine that runs a model, in turn."""
+    """Each engine that runs a model; the test runs once per engine."""
     return request.getfixturevalue(f'{request.param}_engine')
 
 

@@ -51,7 +51,7 @@ def weights_of(version: int, config: LoraConfig, *, dtype: str = 'float32') -> A
 
 
 def check_scores(found: np.ndarray, oracle: TinyOracle, text: Sequence[int]) -> None:
-    """Compare log-probabilities with PEFT's.
+    """Compare log-probabilities with those of PEFT.
 
     The difference may exceed `BOUND` by twice the rounding error of PEFT in float32. On an Intel Xeon with AVX-512,
     vLLM differs by 1.5e-4 at a position where PEFT's rounding error is 4e-5.

@@ -70,7 +70,7 @@ async def test_seeded_samples_do_not_depend_on_divided_prompts(real_engine):
 
 
 async def test_logprobs_are_before_temperature_and_filters(real_engine):
-    """Reported log-probabilities are the model's, before temperature and filters."""
+    """Reported log-probabilities are those of the model, before temperature and filters."""
     plain = await run(real_engine, make_request(max_tokens=1, temperature=0, logprobs=3))
     sampled_hot = await run(real_engine, make_request(max_tokens=1, temperature=1.7, top_k=1, logprobs=3))
     assert sampled_hot.tokens == plain.tokens

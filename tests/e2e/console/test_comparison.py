@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(300)
 async def test_answers_are_those_of_the_first_and_last_step(
     logged_in: ConsolePage, console_stack: StackState, console_data: ConsoleData
 ) -> None:
-    """The page of a run shows both steps' stored answers beside their question, with their versions."""
+    """The page of a run shows each question with the stored answers of both steps and their versions."""
     with TwinkleClient(console_stack.address, console_data.key) as client:
         stored = RunRollouts(console_data.trained_run, client=client)
         answers = {

@@ -1,6 +1,6 @@
 """Tests of the quick-start programs that train with the services, on a running stack.
 
-Only the address, the key and, in the older program, the model are replaced by the stack's.
+Only the address, the key and, in the older program, the model are replaced by those of the stack.
 """
 
 import ast

@@ -97,7 +97,7 @@ def test_weights_have_a_base_model(rest: tinker.RestClient, model: tinker.Traini
 
 
 def test_deleted_checkpoint_is_not_found(rest: tinker.RestClient, spare: tinker.TrainingClient) -> None:
-    """A deleted checkpoint is neither listed nor found, and a second deletion raises `NotFoundError`."""
+    """A deleted checkpoint is not listed or found, and a second deletion raises `NotFoundError`."""
     path = spare.save_state('doomed').result().path
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert 'weights/doomed' not in {

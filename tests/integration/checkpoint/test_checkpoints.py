@@ -75,7 +75,7 @@ async def test_saved_checkpoint_is_found_by_path_and_id_and_loads_from_its_folde
 
 
 async def test_list_pages_newest_first_and_by_run(service: Running, clock: FakeClock) -> None:
-    """Checkpoints are listed in pages, newest first, for one run or for all, and only for their tenant."""
+    """Checkpoints are listed in pages, newest first, for one run or for all runs, and only for their tenant."""
     for index in range(5):
         await _save(service, f'step-{index}', adapter_id=f'ad-{index % 2}')
         clock.advance(timedelta(seconds=1))
@@ -106,7 +106,7 @@ async def test_deleted_checkpoint_is_removed_from_disk(service: Running) -> None
 
 
 async def test_expired_checkpoint_is_not_found_and_is_deleted_later(service: Running, clock: FakeClock) -> None:
-    """An expired checkpoint is not found, and the next sweep deletes it; a checkpoint without an expiry time stays."""
+    """An expired checkpoint is not found, and the next sweep deletes it; other checkpoints are kept."""
     await _save(service, 'short', ttl=duration_pb2.Duration(seconds=60))
     await _save(service, 'kept', ttl=duration_pb2.Duration(seconds=60))
     request = wire.SetCheckpointTtlRequest(checkpoint_path='ad-1/weights/kept')

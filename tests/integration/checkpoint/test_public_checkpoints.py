@@ -129,7 +129,7 @@ async def test_copy_has_the_complete_state_and_is_private(service: Running) -> N
 
 
 async def test_clients_may_not_publish_or_copy_directly(service: Running) -> None:
-    """A client may neither change the visibility of a checkpoint nor copy it directly."""
+    """A client may not change the visibility of a checkpoint or copy a checkpoint directly."""
     alice = as_tenant('alice')
     visibility = messages.SetCheckpointVisibilityRequest(checkpoint_path=PATH, is_public=True)
     copy = messages.CopyCheckpointRequest(checkpoint_path=PATH, adapter_id='ad-2', name='x')

@@ -223,7 +223,7 @@ async def test_existing_checkpoint_is_replaced_only_if_allowed(service: Running)
 
 
 async def test_state_of_another_tenant_is_not_found(service: Running) -> None:
-    """The error for another tenant's version or checkpoint equals the error for a missing one."""
+    """The error for another tenant's version or checkpoint equals the error for a missing version or checkpoint."""
     target = weights_pb2.CheckpointTarget(name='final')
     await service.weights.publish_version('ad-1', make_state(1), version=1)
     await service.weights.save_checkpoint('ad-1', make_state(1), target)
@@ -268,7 +268,7 @@ async def test_a_thousand_versions_keep_disk_and_catalogue_bounded(service: Runn
 
 
 async def test_versions_survive_a_restart(tmp_path: Path) -> None:
-    """Pinned versions, the newest versions and checkpoints survive a restart; lower version numbers stay refused."""
+    """Pinned versions, the newest versions and checkpoints survive a restart; old version numbers are still refused."""
     async with serving(tmp_path) as service:
         with acting_for(ALICE):
             await service.weights.publish_version('ad-1', make_state(1), version=1, is_pinned=True)

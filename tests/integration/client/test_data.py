@@ -19,7 +19,7 @@ UNREACHABLE = failure(grpc.StatusCode.UNAVAILABLE, 'SERVICE_UNREACHABLE', retry_
 
 
 async def test_rows_in_memory_are_uploaded_unchanged(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Rows in memory are uploaded as JSON lines; integers stay integers, and only the slice is uploaded."""
+    """Rows in memory are uploaded as JSON lines; integers are not converted, and only the slice is uploaded."""
     meta = DatasetMeta(data=[{'n': 1}, {'n': 2}, {'n': 3}], data_slice=range(2))
     await Dataset(meta, client=client).describe.aio()
     source = gateway.calls['CreateDataset'][0].source

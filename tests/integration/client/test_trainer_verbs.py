@@ -195,7 +195,7 @@ async def test_interrupted_watch_is_resumed(gateway: FakeGateway, model: MultiLo
 
 
 async def test_cancel_returns_whether_it_succeeded(model: MultiLoraTransformersModel) -> None:
-    """Cancelling returns False for an applied operation, and True for one that was not applied."""
+    """Cancelling returns False for an applied operation, and True for an operation that was not applied."""
     await model.zero_grad.aio()
     assert not await model.cancel_operation.aio(1)
     assert await model.cancel_operation.aio(2)

@@ -244,7 +244,7 @@ async def test_list_pages_newest_first(service: RunningData) -> None:
 
 
 async def test_resources_of_another_tenant_are_not_found(service: RunningData) -> None:
-    """The error for another tenant's dataset equals that for an absent one; another tenant's upload is not found."""
+    """The errors for another tenant's dataset and an absent dataset are equal; another tenant's upload is not found."""
     dataset = await service.create(rows({'x': 1}))
     parts = iterate([upload_header('u', 1), upload_chunk(0, b'x')])
     await service.datasets.Upload(parts, metadata=service.metadata)
@@ -267,7 +267,7 @@ async def test_resources_of_another_tenant_are_not_found(service: RunningData) -
 
 
 async def test_key_without_the_scope_is_refused(service: RunningData) -> None:
-    """A key with only the scope `sample` can use neither datasets nor loaders."""
+    """A key with only the scope `sample` cannot use datasets or loaders."""
     sampler = service.as_tenant('alice', scopes='sample')
     refused = [
         await refusal_of(sampler.create(rows({'x': 1}))),
@@ -334,7 +334,7 @@ async def test_invalid_creation_is_refused_by_field(
 
 @pytest.mark.parametrize('path', ['/etc/passwd', './pyproject.toml', '../x', 'ftp://a/b'])
 async def test_paths_outside_the_roots_are_not_found(service: RunningData, path: str) -> None:
-    """A caller can neither read nor detect the service's files, as a dataset or as a model."""
+    """A caller cannot read or detect the service's files, as a dataset or as a model."""
     hub = await refusal_of(service.create(source(hub=dataset_pb2.HubSource(dataset_id=path))))
     assert (hub.code, hub.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
     model = await refusal_of(service.create(rows({'x': 1}), set_template(path)))
@@ -379,7 +379,7 @@ async def test_deletion_removes_the_rows(service: RunningData, tmp_path: Path) -
 
 
 async def test_exceeded_quotas_are_refused(tmp_path: Path) -> None:
-    """A dataset with too many rows, or one dataset too many, is refused and not stored."""
+    """A dataset with too many rows, or above the number of allowed datasets, is refused and not stored."""
     async with serving_data(tmp_path, row_limit=2, dataset_limit=1) as service:
         refused = await refusal_of(service.create(rows(*({'x': i} for i in range(3)))))
         assert (refused.code, refused.reason) == ('RESOURCE_EXHAUSTED', 'QUOTA_EXCEEDED')

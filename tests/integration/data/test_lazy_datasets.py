@@ -153,7 +153,7 @@ async def test_invalid_steps_are_refused_immediately(
 
 
 async def test_lazy_datasets_are_neither_exported_nor_mixed(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A lazy dataset can be neither exported nor mixed, but a mixture of eager datasets may be lazy."""
+    """A lazy dataset cannot be exported or mixed, but a mixture of eager datasets may be lazy."""
     lazy = await create(service, SOURCE)
     export = dataset_service_pb2.ExportDatasetRequest(dataset_id=lazy.dataset_id, format=dataset_pb2.FILE_FORMAT_JSONL)
     refused = await refusal_of(service.datasets.ExportDataset(export, metadata=service.metadata))

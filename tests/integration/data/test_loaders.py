@@ -216,7 +216,7 @@ async def test_only_encoded_datasets_are_loaded(service: RunningData) -> None:
 
 
 async def test_open_loader_prevents_changes_of_its_dataset(service: RunningData, dataset_id: str) -> None:
-    """A dataset with an open loader can be neither changed nor deleted until the loader is closed."""
+    """A dataset with an open loader cannot be changed or deleted until the loader is closed."""
     loader = await service.open(dataset_id, 1)
     delete = dataset_wire.DeleteDatasetRequest(dataset_id=dataset_id)
     for call in (service.datasets.DeleteDataset(delete, metadata=service.metadata), service.apply(dataset_id, PACK)):
@@ -230,7 +230,7 @@ async def test_open_loader_prevents_changes_of_its_dataset(service: RunningData,
 
 
 async def test_loader_of_another_tenant_is_not_found(service: RunningData, dataset_id: str) -> None:
-    """A tenant can neither read nor close the loader of another tenant."""
+    """A tenant cannot read or close the loader of another tenant."""
     loader = await service.open(dataset_id, 5)
     bob = service.as_tenant('bob')
     refused = await refusal_of(bob.stream(start(loader.loader_id), credits_for(1)))

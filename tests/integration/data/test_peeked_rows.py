@@ -94,7 +94,7 @@ async def test_numbers_of_rows_are_limited(service: RunningData) -> None:
 
 
 async def test_a_bad_row_has_a_problem(service: RunningData, tiny_llama_dir: Path) -> None:
-    """A row that a step of a lazy dataset refuses has the problem, and the other rows are shown."""
+    """A row that a step of a lazy dataset refuses is returned with the problem, and the other rows are shown."""
     source = chats(*(chat('question', 'a ' * (90 if index == 1 else 1)) for index in range(3)))
     dataset = await create(service, source, set_template(tiny_llama_dir, max_length=100), ENCODE, is_lazy=True)
     shown = await peek(service, dataset)

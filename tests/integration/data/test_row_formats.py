@@ -75,7 +75,7 @@ async def test_features_equal_those_in_process(
 
 
 async def test_every_format_of_the_library_has_a_value_in_the_contract() -> None:
-    """The names in the contract are those of the library."""
+    """The names of the formats in the contract equal those in the library."""
     names = {name.removeprefix('ROW_FORMAT_').lower() for name, _ in dataset_pb2.RowFormat.items()}
     assert names == {'unspecified', *ROW_FORMATS}
 

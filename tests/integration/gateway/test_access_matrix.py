@@ -1,6 +1,6 @@
 """Tests of every HTTP route and gRPC method with invalid keys, missing scopes and another tenant's ids.
 
-Routes come from the running gateway and methods from the contracts, so new ones are tested automatically.
+Routes come from the running gateway and methods from the contracts, so new routes and methods are tested automatically.
 """
 
 import re

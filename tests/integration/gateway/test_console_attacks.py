@@ -87,7 +87,7 @@ async def test_methods_between_services_are_refused_for_every_key(client: Consol
 async def test_calls_without_a_key_are_not_forwarded(
     client: ConsoleClient, authorization: str | None, reason: str
 ) -> None:
-    """The console refuses every method without a valid key, even if the gRPC server trusts callers without one."""
+    """The console refuses every method without a valid key, even if the gRPC server trusts callers without a key."""
     headers = {**IDENTITY, **({} if authorization is None else {'authorization': authorization})}
     for method in METHODS:
         result = await result_of(client, method, headers, registration() if method == REGISTER else b'')

@@ -275,7 +275,7 @@ async def test_longest_timeout_is_accepted(client: ConsoleClient) -> None:
 
 
 async def test_call_waits_for_the_start_of_the_grpc_server(tmp_path: Path) -> None:
-    """A call that arrives after the start of the HTTP server and before that of the gRPC server succeeds."""
+    """A call that arrives after the start of the HTTP server but before the start of the gRPC server succeeds."""
     config = GatewayConfig(state_dir=tmp_path, bootstrap_key=ADMIN_KEY, http_listen='127.0.0.1:0')
     async with assembled(config, clock=FakeClock()) as gateway:
         assert gateway.http is not None

@@ -353,7 +353,7 @@ async def test_session_works_at_every_gateway_of_a_database(postgres_database: s
 
 
 async def test_console_calls_a_gateway_with_mutual_tls(tmp_path: Path) -> None:
-    """The console works if clients need TLS and services need certificates; methods between services stay closed."""
+    """The console works if clients need TLS and services need certificates; methods between services remain refused."""
     folder = make_authority(tmp_path / 'tls')
     async with started_gateway(tmp_path / 'state', tls=tls_of(folder, 'gateway')) as gateway:
         assert gateway.http is not None

@@ -25,7 +25,7 @@ async def stored_bytes(gateway: RunningGateway, metadata: Any) -> dict[str, int]
 
 
 async def test_datasets_and_uploads_count_as_stored_bytes(tmp_path: Path) -> None:
-    """A tenant at its limit can neither create or change a dataset nor upload a file until it deletes enough data."""
+    """A tenant at its limit cannot create or change a dataset, or upload a file, until it deletes enough data."""
     async with (
         serving_data(tmp_path / 'data') as data,
         running_gateway(tmp_path, data=data.address, internal_token='') as gateway,

@@ -248,7 +248,7 @@ async def test_replaced_checkpoint_is_not_exported(tmp_path: Path, checkpoints: 
 
 
 async def test_exports_of_another_tenant_are_not_found(deployment: Deployment) -> None:
-    """A tenant can neither read, list nor cancel another tenant's exports, nor export its checkpoints."""
+    """A tenant cannot read, list or cancel another tenant's exports, or export another tenant's checkpoints."""
     started_export = (await deployment.start(target='file:///x', hub_token='')).export
     bob = bearer(deployment.secrets['bob'])
     for call in (

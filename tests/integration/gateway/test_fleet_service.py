@@ -27,7 +27,7 @@ def register(gateway, **fields):
 
 
 async def test_registration_needs_the_internal_token(tmp_path: Path) -> None:
-    """A caller without the token can neither register a replica nor hold a lease, even with a key with all scopes."""
+    """A caller without the token cannot register a replica or hold a lease, even with a key with all scopes."""
     async with running_gateway(tmp_path) as gateway:
         stub = fleet_service_pb2_grpc.FleetServiceStub(gateway.channel)
         request = wire.RegisterRequest(replica=replica_of(UNREACHABLE, 'r'))
@@ -177,7 +177,7 @@ async def test_server_info_covers_the_whole_fleet(tmp_path: Path) -> None:
 
 
 async def test_fleet_methods_need_the_operator_scope(tmp_path: Path) -> None:
-    """A key without the scope `operator` can neither list, watch nor drain replicas."""
+    """A key without the scope `operator` cannot list, watch or drain replicas."""
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         key = await fleet.gateway.make_key('alice', scopes=(2,))
         calls = [

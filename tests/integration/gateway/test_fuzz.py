@@ -1,4 +1,4 @@
-"""Tests that random requests to every method and route cause no server error, and that refused ones have no effect.
+"""Tests that random requests to every method and route cause no server error, and that refused requests have no effect.
 
 `./run fuzz [N]` sends N different requests each time; the tests send the same few hundred requests each time.
 """

@@ -119,7 +119,7 @@ def logprobs_of(response: Any) -> bytes:
 
 
 async def test_lease_needs_permission_and_a_free_replica(deployment: Deployment) -> None:
-    """A lease is refused without the scope, or while another tenant's adapter is resident, which stays usable."""
+    """A lease is refused without the scope, or while another tenant's adapter is resident. The adapter stays usable."""
     victim, adapter_id, expected = await trained_victim(deployment)
     ordinary = await deployment.tenant('ordinary', (1, 2, 3))
     assert (await failure_of(ordinary.create('full', full_parameters={}))).reason == 'SCOPE_MISSING'

@@ -216,7 +216,7 @@ async def test_invalid_watches_are_refused(gateway: RunningGateway, runs: Any, w
 
 
 async def test_tenant_over_its_limit_of_points_still_trains(tmp_path: Path) -> None:
-    """Logged points over the quota are refused by name, reported ones are dropped, and usage has the stored number."""
+    """Logged points over the quota are refused, reported points are dropped, and usage contains the stored number."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [adapter_event('ad-1'), adapter_event('ad-2')]
     async with (

@@ -73,7 +73,7 @@ async def test_reports_of_the_model_service_are_stored(tmp_path: Path) -> None:
 
 
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The metrics of another tenant's run can be neither logged nor read, although the run has metrics."""
+    """The metrics of another tenant's run cannot be logged or read, although the run has metrics."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogMetrics(log_request(loss=1.0), metadata=ADMIN)
     other = bearer((await gateway.make_key('bob')).secret)

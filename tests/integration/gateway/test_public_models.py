@@ -33,7 +33,7 @@ async def responses_to_bob(deployment: TwoTenants, model: str) -> list[tuple[int
 
 
 async def test_public_checkpoint_of_another_tenant_can_be_sampled(deployment: TwoTenants) -> None:
-    """Another tenant's checkpoint can be sampled while it is public; then its path fails like an unknown one."""
+    """Another tenant's checkpoint can be sampled while it is public; then its path fails like an unknown path."""
     run = deployment.alices.model
     native = f'twinkle://{run}/weights/best.sampler'
     # The sampler's source of weights is a fake, which does not call the checkpoint service.

@@ -151,7 +151,7 @@ async def test_lists_are_paged_and_filtered(gateway: RunningGateway, upstream: U
 
 
 async def test_run_of_another_tenant_does_not_exist(gateway: RunningGateway, upstream: Upstream) -> None:
-    """The rollouts of another tenant's run can be neither logged nor read, although the run has rollouts."""
+    """The rollouts of another tenant's run cannot be logged or read, although the run has rollouts."""
     upstream.adapters.watch.changes.put_nowait(adapter_event('ad-1'))
     await stub_of(gateway).LogRollouts(log_request(1.0), metadata=ADMIN)
     other, stub = bearer((await gateway.make_key('bob')).secret), stub_of(gateway)

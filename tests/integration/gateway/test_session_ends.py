@@ -105,7 +105,7 @@ class Deployment:
 
 
 def verb_of(number: int) -> dict[str, Any]:
-    """Return the verb for a sequence number: 9 is a publication, other odd numbers are batches, even ones are steps."""
+    """Return the verb for a sequence number: 9 is a publication, other odd numbers are batches, others are steps."""
     if number == 9:
         return {'publish_version': operation_pb2.PublishVersion()}
     if number % 2:

@@ -233,7 +233,7 @@ async def test_list_contains_the_adapters_of_all_services_newest_first(pair: Pai
 
 
 async def test_adapter_of_another_tenant_is_not_found(pair: Pair) -> None:
-    """The errors for another tenant's adapter and an absent one are equal except for the id, at both services."""
+    """The errors for another tenant's adapter and an absent adapter are equal except for the id, at both services."""
     other = bearer((await pair.gateway.make_key('mallory')).secret)
     ids = [await pair.create(name, f'r-{name}') for name in pair.base_models]
     absent = await failure_of(pair.get('absent', other))

@@ -63,7 +63,7 @@ class SlowArchives(CheckpointArchives):
 
 
 async def test_gateway_stops_while_its_database_is_unreachable(tmp_path: Path) -> None:
-    """The export runner stops although it cannot release its running export, which stays claimed."""
+    """The export runner stops although it cannot release its running export, so the export remains claimed."""
     database = await Database.open(f'sqlite:///{tmp_path / "gateway.db"}')
     store, archives = UnreachableStore(database), SlowArchives(tmp_path)
     await store.add_if_absent(EXPORT, is_same=lambda _: False, max_unfinished=1)

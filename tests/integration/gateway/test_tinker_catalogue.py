@@ -66,7 +66,7 @@ async def test_checkpoints_are_listed_by_kind_with_paging(api: TinkerCatalogue) 
 
 
 async def test_deleted_checkpoint_disappears_immediately(api: TinkerCatalogue) -> None:
-    """A deleted checkpoint is immediately absent from all lists; a checkpoint of another kind with its name stays."""
+    """A deleted checkpoint is immediately absent from all lists. An equally named one of another kind is kept."""
     await api.until_listed(3)
     assert (await api.call('DELETE', BEST)).status_code == 200
     remaining = ['external_weights/out', 'sampler_weights/best']

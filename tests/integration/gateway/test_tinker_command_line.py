@@ -68,7 +68,7 @@ async def test_command_line_publishes_and_sets_a_time_to_live(api: TinkerCatalog
 
 @pytest.mark.slow
 async def test_command_line_deletes_only_checkpoints_of_the_tenant(api: TinkerCatalogue, tmp_path: Path) -> None:
-    """A tenant can delete its checkpoint; another tenant can neither list the run nor delete the checkpoint."""
+    """A tenant can delete its checkpoint; another tenant cannot list the run or delete the checkpoint."""
     assert (await _json_of(api, tmp_path, 'run', 'list', key='bob'))['runs'] == []
     # The command reports the checkpoint that it could not delete, and still exits with success.
     await _run_tinker(api, tmp_path, 'checkpoint', 'delete', '--yes', PATH, key='bob')

@@ -69,7 +69,7 @@ async def files_of(api: TinkerCatalogue, tinker_path: str, folder: Path) -> Path
 async def test_an_archive_becomes_a_checkpoint(
     api: TinkerCatalogue, archive: bytes, tmp_path: Path, *, is_packed: bool
 ) -> None:
-    """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint; a repeat returns the same one."""
+    """An uploaded archive, compressed or not, becomes a bitwise equal checkpoint. Repeats return this checkpoint."""
     data = gzip.compress(archive) if is_packed else archive
     created = await put(api, data)
     assert created.status_code == 201

@@ -1,4 +1,4 @@
-"""Two model services ("trainers") of one base model: a run stays at its trainer until the other takes it over."""
+"""Two model services ("trainers") of one base model: a run stays at one trainer until the other takes it over."""
 
 import asyncio
 import sys
@@ -97,7 +97,7 @@ class Deployment:
         raise AssertionError('every creation failed with UNAVAILABLE')
 
     def execute(self, adapter_id: str, number: int) -> Any:
-        """Start a training operation: a batch for odd numbers, a step for even ones."""
+        """Start a training operation: a batch for odd numbers, a step for even numbers."""
         verb: dict[str, Any] = {'clip_grad_and_step': operation_pb2.ClipGradAndStep(max_grad_norm=1.0)}
         if number % 2:
             verb = {'forward_backward': forward_backward([draw_example(seed=number), draw_example(9, seed=number)])}
@@ -122,7 +122,7 @@ class Deployment:
         return self.adapters.TakeOver(request, metadata=ADMIN)
 
     def end_lease(self) -> Any:
-        """Start a call of EndLease. The gateway sends it to the trainers in turn until one has ended a lease."""
+        """Start a call of EndLease. The gateway calls one trainer after the other until a trainer has ended a lease."""
         request = adapter_service_pb2.EndLeaseRequest(base_model=self.base_model)
         return self.adapters.EndLease(request, metadata=ADMIN)
 

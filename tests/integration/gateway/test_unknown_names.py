@@ -34,14 +34,14 @@ KNOWN = '/twinkle.api.model.v1.AdapterService/GetAdapter'
 
 
 def _method(number: int) -> str:
-    """Return the path of an unknown method, in an unknown service or a known one."""
+    """Return the path of an unknown method, in an unknown or a known service."""
     if number % 2:
         return f'/twinkle.api.model.v1.AdapterService/{MARK}{number}{"x" * 200}'
     return f'/{MARK}.v{number}.Service/Method'
 
 
 async def _call_rpc(channel: grpc.aio.Channel, number: int, *, secret: str = '') -> None:
-    """Call an unknown method, and a known one, with made-up metadata."""
+    """Call an unknown method and a known method with invalid metadata."""
     name = f'{MARK}{number}'
     metadata = [(name, name), ('x-request-id', name), ('traceparent', f'00-{number + 1:032x}-{number + 1:016x}-01')]
     metadata += bearer(secret) if secret else (('x-twinkle-tenant', name), ('baggage', f'{name}=1'))

@@ -1,4 +1,4 @@
-"""Every API refuses to sample from an adapter without a version; the error names the call that publishes one."""
+"""Every API refuses to sample from an adapter without a version; the error names the call that publishes a version."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

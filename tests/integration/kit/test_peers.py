@@ -162,7 +162,7 @@ async def test_calls_of_a_service_are_encrypted(folder: Path) -> None:
 
 
 async def test_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    """New connections get a renewed certificate, but not one from incomplete files; open channels continue."""
+    """New connections get a renewed certificate, but no certificate from incomplete files; open channels continue."""
     make_authority(tmp_path, services=('data', 'gateway'))
     gateway_tls = tls_of(tmp_path, 'gateway')
     async with (

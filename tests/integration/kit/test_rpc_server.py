@@ -157,7 +157,7 @@ async def test_unexpected_error_reveals_only_the_request_id() -> None:
 
 @pytest.mark.parametrize('token', ['', 'wrong'])
 async def test_call_without_a_valid_token_is_refused(token: str) -> None:
-    """A missing token and a wrong one lead to UNAUTHENTICATED."""
+    """Calls with a missing or wrong token fail with UNAUTHENTICATED."""
     async with _serving() as (_, server, _), open_channel(server.address, internal_token=token) as channel:
         with acting_for(ALICE):
             assert (await _failure(channel, 'x')).code() is grpc.StatusCode.UNAUTHENTICATED
@@ -275,7 +275,7 @@ async def _cut_channel(server: RpcServer) -> AsyncIterator[tuple[ByteProxy, grpc
 
 
 async def test_stop_completes_running_calls_and_refuses_new_ones() -> None:
-    """A draining server completes running calls and refuses new ones."""
+    """A draining server completes running calls and refuses new calls."""
     async with _serving() as (servicer, server, channel):
         running = asyncio.ensure_future(_get(channel, 'slow'))
         await asyncio.wait_for(servicer.has_started.wait(), 5)
@@ -323,7 +323,7 @@ async def test_reflection_describes_the_services_without_credentials() -> None:
 
 
 async def test_streams_without_credentials_are_limited() -> None:
-    """Streams without credentials have a separate limit; when a stream is closed, a new one is accepted."""
+    """Streams without credentials have a separate limit; when a stream is closed, a new stream is accepted."""
     async with _serving() as (_, server, channel), grpc.aio.insecure_channel(server.address) as unknown:
 
         def watch() -> Any:

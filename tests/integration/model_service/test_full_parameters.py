@@ -116,7 +116,7 @@ async def _train(running: RunningModel, run: str, number: int) -> float:
 
 
 async def test_second_full_parameter_run_is_refused(tmp_path: Path) -> None:
-    """A second full-parameter adapter is refused while the first one exists, even if its fields are invalid."""
+    """A second full-parameter adapter is refused while the first one exists, even with invalid fields."""
     folder = build_tiny_model(tmp_path / 'model')
     async with serving_model(folder, tmp_path / 'state', full_parameters=True) as running:
         created = await running.create(request_id='one', full_parameters={'target_modules': ['mlp']})

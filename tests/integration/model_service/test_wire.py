@@ -338,7 +338,7 @@ async def test_the_adapters_of_a_session_are_listed_by_it(service):
 
 
 async def test_versions_of_a_deleted_adapter_leave_the_checkpoint_service(service):
-    """A deleted adapter's versions are deleted with their folders; other adapters' versions stay."""
+    """A deleted adapter's versions are deleted with their folders; other adapters' versions are kept."""
     versions = version_service_pb2_grpc.VersionServiceStub(service.checkpoints.channel)
     adapter_ids = [(await service.create(request_id=name)).adapter_id for name in ('deleted', 'kept')]
     for adapter_id in adapter_ids:

@@ -1,4 +1,4 @@
-"""Each adapter's gradient and optimizer state are on one rank, and results equal those of one process."""
+"""Each adapter's gradient and optimizer state are on one rank, and results equal those of a run in one process."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.slow
 def test_owners_share_the_optimizer_states_and_change_no_result(tmp_path: Path) -> None:
-    """Runs that continue on a different number of ranks have the digest of one process.
+    """Runs that continue on a different number of ranks have the same digest as a run in one process.
 
     The runs include refused batches and steps, deleted and parked adapters, and an optimizer that fails in a step.
     Each adapter's moments and gradient are on one rank, and all ranks own similar numbers of parameters.

@@ -90,7 +90,7 @@ def greedy(model: Path, version: int) -> list[int]:
 
 
 async def test_each_version_samples_with_its_weights(real_engine, tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Tokens equal those of transformers with the published weights; on torch, scores are bitwise the library's."""
+    """Tokens equal those of transformers with the published weights; scores of the torch engine are bitwise equal."""
     async with following(real_engine, tmp_path) as both:
         assert await refusal(both, run_ref(0.05)) == 'VERSION_NOT_READY'
         for version in (1, 2):

@@ -354,7 +354,7 @@ async def test_sleep_waits_for_running_requests_and_refuses_new_ones(sampler):
 
 
 async def test_sleep_is_for_operators(sampler):
-    """A key without the scope `operator` can neither put the engine to sleep nor wake it up."""
+    """A key without the scope `operator` cannot put the engine to sleep or wake it up."""
     for call in (
         sampler.stub.Sleep(wire.SleepRequest(), metadata=ALICE),
         sampler.stub.WakeUp(wire.WakeUpRequest(), metadata=ALICE),

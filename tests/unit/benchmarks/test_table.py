@@ -12,7 +12,7 @@ from benchmarks.table import PAGE, RECORD, ROWS, difference_of_machines, render,
 
 @pytest.fixture
 def recorded() -> dict[str, Any]:
-    """A record with a ratio for each row, as a run writes it."""
+    """A record with a ratio for each row, in the form that a benchmark run writes."""
     hardware: dict[str, Any] = {
         'processor': 'X', 'cores': 2, 'memory_gib': 1.0, 'accelerators': [], 'libraries': {'torch': '2'}
     }  # fmt: skip

@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[AdapterVersion | None, Change, AdapterVersion | None]] 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize('name', CHANGES)
 async def test_an_error_at_any_step_leaves_the_old_or_the_new_version(tmp_path: Path, name: str, number: int) -> None:
-    """A failed change leaves the old version in memory and after a restart; a successful one leaves the new one."""
+    """A failed change leaves the old version in memory and after a restart; a successful one leaves the new version."""
     old, change, new = CHANGES[name]
     threads = Threads('store', count=1)
     counter, step = ChangeCounter(), -1

@@ -158,7 +158,7 @@ def test_malformed_message_is_named(trajectory: dict, field: str) -> None:
 
 
 def test_zero_is_sent_and_unset_is_not() -> None:
-    """A temperature or token limit of zero is sent, and an unset seed stays unset."""
+    """A temperature or token limit of zero is sent, and an unset seed is not sent."""
     message = sampling_params(SamplingParams(temperature=0.0, max_tokens=0), num_samples=3)
     assert message.HasField('temperature')
     assert message.HasField('max_tokens')
@@ -224,7 +224,7 @@ def test_parameter_groups_are_sent() -> None:
 
 
 def test_patterns_with_another_meaning_are_refused() -> None:
-    """A longer pattern after a shorter one that covers it is refused, because the service prefers the longest match."""
+    """A longer pattern after a shorter matching pattern is refused, because the service prefers the longest match."""
     message = lora_config({'rank_pattern': {'layers.1.q': 5, 'q': 2}, 'alpha_pattern': {'v': 3.0}})
     assert (dict(message.rank_pattern), dict(message.alpha_pattern)) == ({'layers.1.q': 5, 'q': 2}, {'v': 3.0})
     with pytest.raises(ValueError, match=r"alpha_pattern\['layers\.1\.q'\]"):

@@ -105,7 +105,7 @@ def test_http_address_is_missing_without_a_stack() -> None:
 
 
 def test_local_stack_with_tls_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stack's certificate authority overrides the environment's, and is used only for the stack's address."""
+    """The stack's certificate authority overrides that of the environment, only for the stack's address."""
     _write_stack_state(tmp_path, mark=start_mark(os.getpid()), ca='/stack/ca.crt')
     monkeypatch.setenv('TWINKLE_CA', '/other/ca.crt')
     assert find_endpoint(None, None) == Endpoint('https://127.0.0.1:4567', 'tml-local', '/stack/ca.crt')

@@ -78,7 +78,7 @@ def test_chosen_gpus_are_left_to_their_process() -> None:
 
 
 def test_trainers_of_an_earlier_start_stay_on_the_cpu(tmp_path: Path) -> None:
-    """Model services that trained on the CPU stay there unless the user moves them; those on GPUs stay on GPUs."""
+    """Model services that trained on the CPU keep the CPU unless the user moves them; those on GPUs keep GPUs."""
     moved = {'services': {'model': {'device': 'cuda'}}}
     assert 'model' not in gpu_needs(_options(tmp_path), earlier={'dtype': 'auto'})
     assert 'model' in gpu_needs(_options(tmp_path, **moved), earlier={'dtype': 'auto'})

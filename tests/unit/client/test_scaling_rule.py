@@ -48,7 +48,7 @@ def _decisions(observed: Sequence[tuple[float, Sequence[EngineLoad]]]) -> list[i
     ],
 )
 def test_number_changes_after_a_constant_load(loads: Sequence[EngineLoad], seconds: float, change: int) -> None:
-    """A sampler is added if all have a queue, and removed if none has one and half the others' capacity is enough."""
+    """A sampler is added if all have a queue, and removed if half of the other samplers' capacity is sufficient."""
     assert _decisions([(5.0, loads), (5.0 + seconds, loads)]) == [0, change]
 
 

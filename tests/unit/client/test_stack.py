@@ -271,7 +271,7 @@ def test_invalid_number_of_trainers_is_refused(text: str, tmp_path: Path) -> Non
 
 
 def test_several_base_models_must_equal_the_running_ones(tmp_path: Path) -> None:
-    """`twinkle up` fails if the running stack has different base models, or the same ones in another order."""
+    """`twinkle up` fails if the running stack has different base models, or the same base models in another order."""
     StackState.create(tmp_path, base_model='tiny', more_models=('other',), services=(_service('gateway'),)).save()
     for names, status in ((['tiny', 'other'], 0), (['tiny'], 1), (['other', 'tiny'], 1)):
         arguments = [part for name in names for part in ('--model', name)]

@@ -96,7 +96,7 @@ def test_prompts_for_sampling_have_no_completion(row: dict[str, Any], prompt: st
 
 
 def test_rewards_find_their_inputs(tiny_llama_dir: Path) -> None:
-    """A row's answers, preferences, user data and other columns stay with its examples."""
+    """A row's answers, preferences, user data and other columns are kept in its examples."""
     rows = [{'question': '1 + 2?', 'answer': '#### 3'}]
     dataset = opened(DatasetMeta(data=rows), tiny_llama_dir)
     dataset.encode(add_generation_prompt=True)

@@ -117,7 +117,7 @@ def test_documented_programs_exist() -> None:
 
 
 def test_each_tutorial_has_a_picture_with_a_description() -> None:
-    """Every tutorial shows at least one picture; its file exists, and its description names its parts."""
+    """Every tutorial shows at least one picture with a description, and the files of all pictures exist."""
     pictures = {
         page.name: re.findall(r'^!\[([^\]]+)\]\(([^)]+)\)$', page.read_text(encoding='utf-8'), re.MULTILINE)
         for page in sorted((ROOT / 'docs' / 'learn').glob('*.md'))

@@ -40,7 +40,7 @@ async def test_tenant_over_its_limit_is_refused() -> None:
 
 
 async def test_refusal_names_the_limit_that_was_reached() -> None:
-    """The error has the numbers of the tenant if its limit was reached, and those of all tenants otherwise."""
+    """The error has the numbers of the tenant if its limit was reached, and the numbers of all tenants otherwise."""
     gate = ByteGate(tenant_bytes=16 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     await gate.take('a', 15 * MIB)
     with pytest.raises(BytesFull) as refusal:
@@ -65,7 +65,7 @@ async def test_memory_is_reserved_for_small_requests() -> None:
 
 
 async def test_tenants_leave_capacity_for_others() -> None:
-    """Each tenant takes at most as much as it leaves free, so that the next one can also take bytes."""
+    """Each tenant takes at most half of the free bytes, so that the next tenant can also take bytes."""
     gate = ByteGate(tenant_bytes=64 * MIB, total_bytes=64 * MIB, wait_seconds=0)
     counts = [await fill(gate, tenant_id) for tenant_id in ('a', 'b', 'c')]
     assert counts[0] > counts[1] > counts[2] > 4

@@ -30,6 +30,6 @@ async def test_error_of_a_disconnected_call_cancels_it() -> None:
 
 @pytest.mark.parametrize('error', [grpc.aio.AbortError(), grpc.aio.UsageError('ended'), KeyError('other')])
 def test_other_errors_are_raised(error: Exception) -> None:
-    """The end of a call by its service, wrong use of the call, and other errors stay what they are."""
+    """The end of a call by its service, wrong use of the call, and other errors are not converted."""
     with pytest.raises(type(error)), cancelled_if_disconnected():
         raise error

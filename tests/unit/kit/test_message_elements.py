@@ -73,7 +73,7 @@ def _is_packed(field: Any) -> bool:
 
 
 def test_message_at_the_limit_is_accepted() -> None:
-    """The bytes of a field do not count as elements, and unknown fields count like known ones."""
+    """The bytes of a field do not count as elements, and unknown fields count like known fields."""
     request = wire.ExecuteRequest()
     request.operation.forward_backward.batch.features.features.add().input_ids.data = bytes(8 << 20)
     check_elements(request.SerializeToString(), request.DESCRIPTOR)

@@ -1,4 +1,4 @@
-"""Services and clients send telemetry to a collector if the standard variables of OpenTelemetry name one."""
+"""Services and clients send telemetry to a collector if the standard variables of OpenTelemetry name a collector."""
 
 import os
 import subprocess

@@ -177,7 +177,7 @@ async def test_a_damaged_upload_is_not_read(storage: Storage) -> None:
 
 @pytest.mark.parametrize('damage', [b'', b'{"upload_id": "u"', None])
 async def test_an_upload_with_a_damaged_header_starts_again(storage: Storage, damage: bytes | None) -> None:
-    """An upload without a header does not exist, and one with a truncated header is damaged; both can be resent."""
+    """An upload without a header is absent. An upload with a truncated header is damaged. Both can be sent again."""
     await storage.send(b'first')
     (folder,) = storage.folders()
     (folder / 'header.json').unlink() if damage is None else (folder / 'header.json').write_bytes(damage)

@@ -23,7 +23,7 @@ async def _fill(share: Layer, stack: AsyncExitStack, tenant_id: str, *, is_inter
 
 
 async def test_tenants_share_the_calls() -> None:
-    """The first tenant gets half of the calls, and each later one gets half of the rest, but at least one."""
+    """The first tenant gets half of the calls, and each later tenant gets half of the rest, but at least one call."""
     share = share_calls(16)
     async with AsyncExitStack() as stack:
         assert [await _fill(share, stack, name) for name in ('flood', 'second', 'third', 'fourth')] == [8, 4, 2, 1]

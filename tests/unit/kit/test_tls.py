@@ -206,7 +206,7 @@ def test_only_the_owner_can_read_created_files(tmp_path: Path) -> None:
 
 
 def test_existing_certificates_are_kept_unless_forced(tmp_path: Path) -> None:
-    """A second run changes nothing, and a forced one replaces the certificates of services but not the authority."""
+    """A second run changes nothing, and a forced run replaces the certificates of services but not the authority."""
     first = make_certificates(tmp_path, {'data': ()})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     again = make_certificates(tmp_path, {'data': ()})

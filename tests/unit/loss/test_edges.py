@@ -18,7 +18,7 @@ CLIPPING = ('GRPOLoss', 'PPOLoss', 'BNPOLoss', 'DRGRPOLoss', 'ppo')
 
 
 def one_label(ratio, advantage, **others):
-    """Return a batch of one label whose probability is `ratio` times the old one."""
+    """Return a batch of one label whose probability is `ratio` times the old probability."""
     return LossBatch(
         logps_R=torch.tensor([-1.0], dtype=torch.float64, requires_grad=True),
         labels_R=torch.tensor([3]),

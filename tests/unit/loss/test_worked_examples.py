@@ -57,7 +57,7 @@ def test_dpo_of_equal_policy_and_reference(loss_type, expected):
 
 
 def test_ipo_has_no_gradient_at_its_margin():
-    """IPO has no gradient at a log-ratio margin of 1 / (2 tau), where DPO has one (arXiv 2310.12036, section 5)."""
+    """The gradient of IPO is 0 at a log-ratio margin of 1 / (2 tau), unlike DPO's (arXiv 2310.12036, section 5)."""
     batch = pair([-1.0], [-6.0], reference=(-3.0, -3.0))  # h = 2 - (-3) = 5 = 1 / (2 * 0.1)
     assert value_and_gradient('DPOLoss', batch, beta=0.1, loss_type='ipo') == (pytest.approx(0), pytest.approx([0, 0]))
     _, gradient = value_and_gradient('DPOLoss', batch, beta=0.1)
@@ -145,7 +145,7 @@ def test_gkd_at_beta_0_and_1_is_a_one_sided_divergence():
 
 
 def test_gkd_at_beta_half_is_bounded_by_ln_2():
-    """GKD at beta 1/2 is the Jensen-Shannon divergence: ln 2 for disjoint distributions, 0 for equal ones."""
+    """GKD at beta 1/2 is the Jensen-Shannon divergence: ln 2 for disjoint distributions, 0 for equal distributions."""
     assert gkd_loss([1.0, 0.0], [0.0, 1.0], beta=0.5) == pytest.approx(LN2)
     assert gkd_loss([0.2, 0.8], [0.2, 0.8], beta=0.5) == pytest.approx(0.0, abs=1e-12)
     assert gkd_loss([0.75, 0.25], [0.5, 0.5], beta=0.5) == pytest.approx(0.0338221, abs=1e-7)

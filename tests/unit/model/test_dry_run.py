@@ -34,7 +34,7 @@ def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int])
 
 @pytest.mark.parametrize(('name', 'copies'), [('SGD', 0), ('AdamW', 2), ('Adagrad', 1)])
 def test_optimizer_state_is_measured(name: str, copies: int) -> None:
-    """The optimizer state has no float32 value per parameter for SGD, two values for AdamW and one for Adagrad."""
+    """The optimizer state has no float32 value per parameter for SGD, two for AdamW and one for Adagrad."""
     assert full_size([1000], optimizer=name, options={}).optimizer_bytes == copies * 4000
 
 

@@ -74,7 +74,7 @@ def _memory(
 
 
 def test_passes_grow_with_the_memory(tmp_path: Path) -> None:
-    """An 8B model recomputes activations on a GPU of 80 GiB and not on a larger one; a small GPU is refused."""
+    """An 8B model recomputes activations on a GPU of 80 GiB and not on a larger GPU; a small GPU is refused."""
     memory = _memory(tmp_path, QWEN3_8B, weight_bytes=16 * GIB)
     with pytest.raises(ValueError, match=r'need 2\d\.\d GiB on the GPU; this process has 8\.0 GiB'):
         memory.pass_size(8 * GIB)

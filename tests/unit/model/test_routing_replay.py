@@ -1,4 +1,4 @@
-"""Routing replay: recorded experts give the recorded results, and stay the same when the routers change.
+"""Routing replay: recorded experts give the recorded results, and are unchanged when the routers change.
 
 Legend: T tokens, L layers with experts, A experts per token.
 """

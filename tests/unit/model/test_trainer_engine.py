@@ -302,7 +302,7 @@ def test_unknown_and_taken_ids_are_refused(engine):
 
 
 def test_unknown_components_and_options_are_refused(engine):
-    """Unknown components, invalid options and a temperature of 0 are refused, and the optimizer stays."""
+    """Unknown components, invalid options and a temperature of 0 are refused, and the optimizer is kept."""
     optimizer = engine.adapter('a').optimizer
     with pytest.raises(UnknownComponent, match='AdamW'):
         engine.set_optimizer('a', 'AdamX')

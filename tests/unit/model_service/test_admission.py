@@ -189,7 +189,7 @@ async def test_an_urgent_operation_is_admitted_beyond_the_limit() -> None:
 
 
 async def test_the_retry_time_follows_the_rate_of_the_queue() -> None:
-    """If a slot is released every two seconds, the retry time is two seconds, or four with one waiting caller."""
+    """If a slot is released every two seconds, the retry time is 2 s, or 4 s with one waiting caller."""
     harness = Harness(operation_count=1)
     for _ in range(20):
         slots = await harness.hold()

@@ -249,7 +249,7 @@ async def test_resumed_run_needs_the_scope(ports: FakePorts) -> None:
 
 
 async def test_checkpoints_of_the_other_kind_are_refused(ports: FakePorts) -> None:
-    """A full-parameter run loads only checkpoints of full-parameter runs, and an adapter only those of adapters."""
+    """A full-parameter run refuses checkpoints of adapters, and an adapter refuses those of full-parameter runs."""
     verbs = leasing(ports)
     full = await verbs.create_adapter(BOB, FULL)
     saved = (await execute(verbs, full, 1, Save(name='x'))).outcome

@@ -111,7 +111,7 @@ async def test_close_does_not_wait_for_all_passes_of_a_long_verb() -> None:
 
 
 async def test_a_long_verb_has_a_position_until_it_begins() -> None:
-    """A verb between two of its passes has no position; other verbs wait for one of its passes, not for all."""
+    """A verb between two of its passes has no queue position; other verbs wait for only one of its passes."""
     harness = Harness()
     long_verb = await LongVerb.begin(harness)
     waiting = harness.start(long_verb.others[1], training(60))

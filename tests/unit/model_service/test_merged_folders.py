@@ -66,7 +66,7 @@ async def test_number_of_merged_models_of_a_tenant_is_limited(tiny_llama_dir, tm
 
 
 async def test_a_full_quota_permits_replacing_and_exporting_after_a_deletion(tiny_llama_dir, tmp_path):
-    """The limit holds after a restart. An incomplete model counts and can be replaced; a deleted one does not count."""
+    """The limit holds after a restart. Incomplete models count and can be replaced; deleted models do not count."""
     root = tmp_path / 'exports'
     folders = MergedFolders(root, base_model=str(tiny_llama_dir), tenant_limit=1)
     await folders.export_merged(FIRST, STATE, name='one')

@@ -247,7 +247,7 @@ async def test_create_refuses_before_the_engine_is_called() -> None:
 
 
 async def test_limit_of_a_tenant_does_not_affect_others() -> None:
-    """A tenant at its limit cannot create adapters until it deletes one; other tenants can."""
+    """A tenant at its limit cannot create adapters until it deletes one; other tenants can create adapters."""
     harness = Harness(adapters=AdapterLimits(tenant=1, total=10))
     adapter = await harness.adapter()
     with pytest.raises(QuotaExceeded) as refused:

@@ -65,7 +65,7 @@ async def _check_moved(journal: SqliteJournal, trained: Adapter) -> None:
 
 
 async def test_everything_is_moved_and_both_journals_stay_usable(tmp_path: Path) -> None:
-    """Adapters are moved completely, stay moved after a restart, and their ids stay in use in both journals.
+    """Adapters are moved completely, do not return after a restart, and their ids remain in use in both journals.
 
     Until the takeover is completed, a repeated call returns them again, because the caller may not have registered
     them.

@@ -81,7 +81,7 @@ async def test_a_thousand_operations_of_twenty_adapters_keep_their_order() -> No
 
 
 async def test_operations_after_a_refusal_fail_at_once() -> None:
-    """Operations after a refused one fail immediately and do not run, whether they wait already or arrive later."""
+    """Operations after a refused operation fail immediately and do not run, even if they arrive later."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
@@ -135,7 +135,7 @@ async def test_malformed_operation_is_reported_in_order() -> None:
 
 
 async def test_failure_that_uses_its_number_does_not_block_others() -> None:
-    """Operations after a failed operation run if the failed one consumed its number."""
+    """Operations after a failed operation run if the failed operation consumed its number."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)
@@ -146,7 +146,7 @@ async def test_failure_that_uses_its_number_does_not_block_others() -> None:
 
 
 async def test_operations_after_a_temporary_refusal_wait() -> None:
-    """Operations after a temporary refusal wait until the sender retries the refused one."""
+    """Operations after a temporary refusal wait until the sender retries the refused operation."""
     ports = FakePorts()
     verbs = ports.verbs(gap_seconds=1000.0)
     (adapter,) = await _adapters(verbs, 1)
@@ -202,7 +202,7 @@ async def test_byte_limit_blocks_the_stream() -> None:
     sender.send(*(operation_of(adapter, number, LrStep(), payload=bytes(600)) for number in range(1, 11)), None)
     reading = asyncio.ensure_future(sender.take(10))
     await let_others_run(500)
-    # The first request runs; the second is urgent, as the next one, so it is admitted; the third waits for a slot.
+    # The first request runs; the second is admitted because it has the next number; the third waits for a slot.
     assert sender.read_count <= 3
     ports.trainer.gate.set()
     assert numbers_of(await reading, adapter) == list(range(1, 11))

@@ -127,7 +127,7 @@ async def test_an_upload_has_one_sender_at_a_time(uploads: Uploads) -> None:
 
 
 async def test_upload_and_read_require_the_scope(uploads: Uploads) -> None:
-    """A key without the scope `train` can neither upload nor read, and stores nothing."""
+    """A key without the scope `train` cannot upload or read, and stores nothing."""
     sampler = Caller(tenant_id='alice', key_id='k', scopes=frozenset({'sample'}))
     with pytest.raises(ScopeMissing):
         await uploads.upload(sampler, stream(header_of(b'data')))

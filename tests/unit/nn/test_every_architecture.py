@@ -110,7 +110,7 @@ def test_random_mixes_leave_each_tenant_bitwise_unchanged(name: str, tmp_path: P
 def test_the_check_of_an_accelerator_decides_the_same_in_half_precision(
     model_type: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Rounding neither hides an architecture that mixes sequences nor causes the refusal of a correct one."""
+    """Rounding does not hide an architecture that mixes sequences, or cause the refusal of a correct architecture."""
     build_tiny(model_type, tmp_path)
     is_right = model_type in SUPPORTED | NOT_BITWISE
     with nullcontext() if is_right else pytest.raises(UnsupportedModel, match='is not supported'):

@@ -208,7 +208,7 @@ def test_merged_folders_give_the_adapters_results(folder, model, tmp_path, is_st
 
 
 def test_adapters_of_another_number_of_experts_are_refused(folder, model, tmp_path):
-    """A rank above the limit or unlike the tensors', and a number of experts unlike the base model's, are refused."""
+    """An adapter is refused if its rank exceeds the limit, or its tensors do not match its rank or the base model."""
     base = ModelFolder.open(folder)
     config = CONFIGS['down']
     state = LoraWeights.create(model.targets, config, seed=0).peft_state()

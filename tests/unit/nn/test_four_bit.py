@@ -1,4 +1,4 @@
-"""Frozen weights in four bits: losses stay close, adapters train in isolation, and restored weights are not kept."""
+"""Frozen weights in four bits: loss values, isolation of adapters, and restored weights, which are not kept."""
 
 import itertools
 from functools import partial

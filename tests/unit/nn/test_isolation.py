@@ -90,7 +90,7 @@ def test_results_in_a_mix_on_an_accelerator_equal_results_alone(name, dtype, sum
 
 @pytest.mark.slow
 def test_isolation_holds_on_two_threads(odd_dir):
-    """Results stay isolated when kernels split their work between two threads."""
+    """Results do not depend on other adapters when kernels split their work between two threads."""
     command = [sys.executable, isolation.__file__, str(odd_dir), '--threads', '2', '--seeds', '10', '13']
     paths = [str(ROOT / 'tests'), str(ROOT / 'sdk' / 'python')]
     finished = subprocess.run(

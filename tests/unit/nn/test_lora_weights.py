@@ -71,7 +71,7 @@ def test_mismatched_state_changes_nothing():
 
 
 def test_saved_folder_gives_the_same_logits_in_plain_peft(tiny_llama_dir, tmp_path):
-    """A saved folder gives the same logits in peft and in this library, whichever of them saved it."""
+    """A saved folder gives the same logits in peft and in this library, even if peft saved the folder."""
     model = PackedCausalLM.load(tiny_llama_dir)
     config = LoraConfig(r=4, lora_alpha=8, rank_pattern={'q_proj': 2}, alpha_pattern={'v_proj': 5})
     weights = LoraWeights.create(model.layers, config, seed=0)

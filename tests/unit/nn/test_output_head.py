@@ -183,7 +183,7 @@ def logits_of(engine: TrainerEngine, feature) -> torch.Tensor:
 
 
 def test_a_tied_head_cannot_be_merged(tiny_llama_dir, tiny_qwen3_dir):
-    """Merging refuses an adapter of a tied head and accepts one of an untied head."""
+    """Merging refuses an adapter of a tied head and accepts an adapter of an untied head."""
     engine = new_engine(tiny_llama_dir, {'a': HEAD})
     with pytest.raises(UnsupportedModel):
         merged_parameters(engine.model, engine.adapter('a').weights)

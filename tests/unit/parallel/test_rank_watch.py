@@ -48,7 +48,7 @@ class FakeClock:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
-    """Start the watch of one of two ranks; the test closes the watches at its end."""
+    """A function that starts the watch of one of two ranks. The fixture closes all watches after the test."""
     started: list[RankWatch] = []
 
     def start(store: Store, rank: int, losses: Losses) -> RankWatch:

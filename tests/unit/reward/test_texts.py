@@ -105,7 +105,7 @@ def test_ground_truths_can_be_passed_separately() -> None:
     'text', ['1e999999999', '1' * 100, 'nan', 'inf', '1/0', '', '.', '-', '\uff11\uff12', '1,2', '0x1f']
 )
 def test_other_text_is_not_read_as_a_number(text: str) -> None:
-    """Text that is not a plain number, for example one with an exponent, gives None."""
+    """Text that is not a plain number, for example a number with an exponent, gives None."""
     assert read_number(text) is None
 
 
@@ -182,7 +182,7 @@ def test_countdown_ignores_answers_in_the_thinking() -> None:
 
 
 def test_countdown_divides_exactly() -> None:
-    """Division is exact, so three thirds are one; games may be mappings in `user_data` or separate arguments."""
+    """Division is exact, so 1/3 + 1/3 + 1/3 equals 1; games may be mappings in `user_data` or separate arguments."""
     game = {'target': 1, 'nums': [1, 3, 1, 3, 1, 3]}
     completion = '<answer>1/3 + 1/3 + 1/3</answer>'
     assert CountDownAccuracy()(chats(completion, user_data=[game])) == [1.0]

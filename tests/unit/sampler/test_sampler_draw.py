@@ -57,7 +57,7 @@ def test_smallest_valid_parameters_are_stable(tiny: float):
 
 
 def test_top_k_keeps_exactly_k_even_with_ties():
-    """Tokens 2 and 4 tie for third place, and the one with the lower id is kept."""
+    """Tokens 2 and 4 tie for third place, and the token with the lower id is kept."""
     assert drawn_tokens(top_k=3) == {0, 1, 2}
     assert drawn_tokens(top_k=1) == {0}
 
@@ -89,7 +89,7 @@ def test_top_p_applies_after_top_k():
 
 
 def test_repetition_penalty_reduces_present_tokens():
-    """The penalty divides positive logits and multiplies negative ones; the given logits are not modified."""
+    """The penalty divides positive logits and multiplies negative logits; the given logits are not modified."""
     before = LOGITS.clone()
     assert draw(0.0, present=[0, 0], temperature=0.0, repetition_penalty=4.0) == 1
     assert draw(0.0, torch.tensor([-1.0, -1.5]), present=[0], temperature=0.0, repetition_penalty=2.0) == 1

@@ -111,7 +111,7 @@ def test_other_requests_do_not_affect_a_sample(model, adapters):
 
 
 def test_seed_repeats_and_samples_differ(engine):
-    """The same seed gives the same samples. The samples of one request differ, and so do those of other seeds."""
+    """The same seed gives the same samples. The samples of one request differ, and other seeds give other samples."""
     first, repeated = (run_one(engine, PROMPTS[0], max_tokens=12, seed=5, num_samples=3) for _ in range(2))
     other = run_one(engine, PROMPTS[0], max_tokens=12, seed=6, num_samples=3)
     assert first.tokens == repeated.tokens
@@ -129,7 +129,7 @@ def test_splitting_samples_into_groups_does_not_change_them(model):
 
 
 def test_logprobs_equal_a_full_forward_pass(engine, tiny_llama_dir):
-    """Log-probabilities of prompt and completion are the model's, before temperature and filters."""
+    """Log-probabilities of prompt and completion are those of the model, before temperature and filters."""
     prompt = PROMPTS[3]
     result = run_one(engine, prompt, max_tokens=10, temperature=0.6, top_k=5, seed=1, logprobs=3, prompt_logprobs=2)
     tokens = result.tokens[0]
@@ -175,7 +175,7 @@ def test_stop_token_ends_after_min_tokens(engine):
 
 
 def test_stop_string_ends_the_text(engine, tokenizer):
-    """The text ends before the stop string, and the last token is the one that completes the stop string."""
+    """The text ends before the stop string, and the last token completes the stop string."""
     unstopped = run_one(engine, PROMPTS[1], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     text = unstopped.texts[0]
     index = next(p for p in range(4, len(text) - 2) if '\ufffd' not in text[p : p + 2])

@@ -85,7 +85,7 @@ def test_abort_frees_memory_immediately(engine):
 
 
 def test_a_duplicate_request_id_is_refused(engine):
-    """A second request with the id of an unfinished one is refused."""
+    """A second request with the id of an unfinished request is refused."""
     engine.add_request('it', [5], SamplingParams(max_tokens=2))
     with pytest.raises(DuplicateRequest):
         engine.add_request('it', [5], SamplingParams(max_tokens=2))

@@ -54,7 +54,7 @@ def test_parameters_are_converted_unchanged(params):
 
 
 def test_probe_is_converted_unchanged():
-    """The tokens and the count of a probe arrive with the client's values; unset tokens stay unset."""
+    """The tokens and the count of a probe arrive with the client's values; unset tokens remain unset."""
     targets = np.array([[1, -1], [3, 4]], np.int32)
     arrived = params_from_proto(
         convert.sampling_params(SamplingParams(prompt_probe=PromptProbe(target_token_ids=targets, draw_count=2)))

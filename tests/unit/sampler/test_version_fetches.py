@@ -182,7 +182,7 @@ def large_weights(adapter_id: str, size_bytes: int) -> AdapterWeights:
 
 
 async def test_unloaded_version_in_use_is_unloaded_after_its_last_lease(store, source, engine):
-    """A version that is unloaded during two requests stays until both have ended, and can be fetched again."""
+    """A version that is unloaded during two requests is kept until both have ended, and can be fetched again."""
     source.publish('alice', lora_weights(1))
     async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):
         async with store.lease(ALICE, AdapterChoice(adapter_id='ad-1')):

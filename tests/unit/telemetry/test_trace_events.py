@@ -21,7 +21,7 @@ def example_spans() -> list[SpanRecord]:
 
 
 def test_an_example_has_the_expected_events() -> None:
-    """Two operations that share a pass, a span without its parent, and a failed span are in the order of time."""
+    """Operations that share a pass, a span without its parent, and a failed span give the expected events."""
     assert json.loads(json.dumps(trace_events(example_spans()))) == EXAMPLE['events']
 
 
@@ -33,7 +33,7 @@ def test_the_order_of_the_spans_does_not_matter() -> None:
 
 
 def test_no_spans_have_no_events() -> None:
-    """No spans give a valid file without events."""
+    """An empty list of spans gives a valid file without events."""
     assert trace_events([])['traceEvents'] == []
 
 

@@ -258,7 +258,7 @@ def test_video_limits_are_checked(template):
 
 
 def test_paths_can_be_forbidden(tmp_path):
-    """Neither paths nor `file:` URLs are read with `is_path_allowed=False`."""
+    """Paths and `file:` URLs are not read with `is_path_allowed=False`."""
     path = tmp_path / 'cat.png'
     path.write_bytes(png(picture(8, 8)))
     assert MediaLoader().image(str(path), 'images[0]').size == (8, 8)

@@ -273,7 +273,7 @@ def test_parsed_calls_render_to_the_same_turn(build: Build) -> None:
 
 
 def test_calls_inside_the_thought_are_ignored(build: Build) -> None:
-    """Calls inside the model's thought are neither returned nor removed."""
+    """Calls inside the model's thought are not returned, and are not removed from the text."""
     call = hermes('{"name": "f"}')
     template = build('thinking')
     assert template.parse_tool_call(f'<think>\n{call}\n</think>\n\nno') == []

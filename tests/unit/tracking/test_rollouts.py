@@ -232,7 +232,7 @@ def test_the_store_of_the_services_receives_rollouts():
 
 
 def test_json_files_contain_a_line_for_each_rollout(tmp_path):
-    """The rollouts of all steps, even of a continued run, are in one file beside the metrics."""
+    """The rollouts of all steps, even of a continued run, are in one file next to the file of the metrics."""
     for step in (0, 1):
         with open_tracker('jsonl', folder=tmp_path, run_id='r') as tracker:
             tracker.log_rollouts(responses('4'), step=step, rewards=[1.0, 0.0])

@@ -115,7 +115,7 @@ def test_invalid_options_are_refused_before_a_backend_starts(options: Any, probl
 
 
 def test_unknown_and_repeated_trackers_are_refused():
-    """The error for an unknown name lists the known ones, names are unique, and 'service' needs a run's metrics."""
+    """The error for an unknown name lists the known names, names are unique, and 'service' needs a run's metrics."""
     with pytest.raises(ValueError, match=r"unknown tracker 'wandbb'; did you mean wandb\? Known names: service, jsonl"):
         open_tracker('jsonl,wandbb')
     with pytest.raises(ValueError, match="'jsonl' is named twice"):
@@ -179,7 +179,7 @@ def test_the_store_of_the_services_is_the_default_with_metrics():
 
 
 def test_a_failing_backend_does_not_affect_others(caplog: pytest.LogCaptureFixture):
-    """An error of a backend is counted and causes a warning; its later values and the other backends continue."""
+    """An error of a backend is counted and causes a warning; its later values are sent, and other backends continue."""
     failing, healthy = FakeBackend('failing', failing_steps=(1, 2)), FakeBackend('healthy')
     with caplog.at_level(logging.WARNING), open_tracker([failing, healthy]) as tracker:
         for step in range(4):

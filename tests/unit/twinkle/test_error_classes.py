@@ -45,7 +45,7 @@ def test_message_is_formatted_from_the_fields() -> None:
 
 
 def test_keyword_fields_survive_pickling() -> None:
-    """A pickled error keeps its fields, including keyword-only ones."""
+    """A pickled error keeps its fields, including keyword-only fields."""
     copy = pickle.loads(pickle.dumps(_Missing('loss', 'ppo', known=('grpo',))))
     assert (copy.kind, copy.name, copy.known) == ('loss', 'ppo', ('grpo',))
 

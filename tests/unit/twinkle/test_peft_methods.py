@@ -51,7 +51,7 @@ def test_other_method_in_a_mapping_is_refused_by_name(method: str) -> None:
 
 
 def test_lora_is_accepted() -> None:
-    """A `peft.LoraConfig` is accepted on both sides."""
+    """A `peft.LoraConfig` is accepted by the client and by the library."""
     config = peft.LoraConfig(r=3, target_modules=['q_proj'])
     assert LoraConfig.of(config).r == lora_config(config).lora_rank == 3
 

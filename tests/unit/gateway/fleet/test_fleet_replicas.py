@@ -39,7 +39,7 @@ async def test_loopback_address_is_withheld_from_another_host(address: str) -> N
 
 
 async def test_other_addresses_are_given_to_every_replica() -> None:
-    """A replica on another host receives an address that is not loopback; an empty address stays empty."""
+    """A replica on another host receives an address that is not loopback; an empty address is not replaced."""
     assert await registered_address('192.0.2.1:7104', '192.0.2.7:7103') == '192.0.2.1:7104'
     assert await registered_address('', '192.0.2.7:7103') == ''
 

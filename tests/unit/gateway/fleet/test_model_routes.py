@@ -91,7 +91,7 @@ def _routes(
 
 
 async def test_base_model_is_routed_to_its_model_service() -> None:
-    """A base model is routed to the service that serves it; the error for an unknown one lists the known models."""
+    """A base model is routed to the service that serves it; the error for an unknown model lists the known models."""
     routes = _routes(Services(one={'tiny'}, two={'small'}))
     assert [await routes.holders_of(name) for name in ('tiny', 'small')] == [['one'], ['two']]
     with pytest.raises(BaseModelNotFound) as refusal:
@@ -110,7 +110,7 @@ async def test_unreachable_service_keeps_its_base_model() -> None:
 
 
 async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() -> None:
-    """A service that changes its base model receives calls for the new one; its previous base model is then unknown."""
+    """A service that changes its base model receives calls for the new base model; the previous one is then unknown."""
     services = Services(one={'tiny'}, two={'small'})
     routes = _routes(services)
     await routes.refresh()
@@ -121,7 +121,7 @@ async def test_service_that_changes_its_base_model_is_routed_by_the_new_one() ->
 
 
 async def test_unknown_base_model_is_not_denied_before_all_services_responded() -> None:
-    """An unknown base model raises ServiceUnreachable until all services were reached, because one may serve it."""
+    """An unknown base model raises ServiceUnreachable while a service that may serve the model was not reached."""
     services = Services(one={'tiny'}, two={'small'})
     services.down = {'two'}
     routes = _routes(services)

@@ -34,7 +34,7 @@ class FirstAddFails(MemoryFutureStore):
 
 
 async def test_failed_repeat_leaves_the_accepted_future_counted() -> None:
-    """If one of two equal concurrent requests fails, the other one still counts until it is finished."""
+    """If one of two equal concurrent requests fails, the other request still counts until it is finished."""
     async with running_futures(
         stores=(FirstAddFails(), MemoryPayloadStore()), capacity=Bounds(per_tenant=1, total=1)
     ) as gateway:

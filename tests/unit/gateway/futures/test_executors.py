@@ -69,7 +69,7 @@ async def test_number_of_another_operation_is_replaced() -> None:
 
 
 async def test_number_of_a_refused_operation_is_reused() -> None:
-    """The operation after a refused operation uses the refused one's number, so that no number is skipped."""
+    """The operation after a refused operation uses the number of the refused one, so that no number is skipped."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     execute = ExecuteOperation(trainer, store, RETRY)
     first, second = await accepted(store, 'one'), await accepted(store, 'two')

@@ -77,7 +77,7 @@ async def test_concurrent_repeats_run_once() -> None:
 
 
 async def test_future_of_another_tenant_is_not_found() -> None:
-    """Another tenant can neither wait for a future nor cancel it; an equal key of that tenant names another future."""
+    """Another tenant cannot wait for a future or cancel it; the same key of another tenant names another future."""
     async with running_futures() as gateway:
         future = await gateway.submit('one')
         gateway.acting_as('bob')

@@ -64,7 +64,7 @@ def test_tenant_of_weight_three_starts_three_times_as_often(total: int, lengths:
 @settings(max_examples=40)
 @given(weights=st.lists(st.integers(1, 10), min_size=2, max_size=6), total=st.integers(1, 9))
 def test_every_tenant_gets_about_its_weighted_share(weights: list[int], total: int) -> None:
-    """A tenant's starts differ from its weighted share by at most two plus its weight divided by the smallest one."""
+    """A tenant's starts differ from its weighted share by at most two plus its weight divided by the least weight."""
     named = {f't{index}': float(weight) for index, weight in enumerate(weights)}
     starts = 12 * sum(weights)
     counts = served(named, total=total, starts=starts)

@@ -152,7 +152,7 @@ async def test_key_rotated_without_overlap_expires_immediately() -> None:
 
 
 async def test_second_rotation_keeps_the_first_retire_time() -> None:
-    """A second rotation neither extends the old key nor shortens the lifetime of the new one."""
+    """A second rotation does not extend the old key or shorten the lifetime of the new key."""
     harness = Harness()
     old = await harness.issue(ttl=timedelta(days=30))
     await harness.keys.rotate(old.key.key_id, overlap=timedelta(hours=1))

@@ -245,7 +245,7 @@ async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
 
 
 async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore, watches: MetricWatches) -> None:
-    """A tenant has a limited number of watches; the end of one allows another. Other tenants have separate limits."""
+    """A tenant has a limited number of watches; if one ends, a new one is allowed. Tenants have separate limits."""
     store.listed.add(('bob', 'ad-1'))
     watchers = [watch(watches) for _ in range(MAX_WATCHES)]
     for updates in watchers:

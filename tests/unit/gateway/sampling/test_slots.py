@@ -48,7 +48,7 @@ def served(demands: Mapping[str, int], *, weights: Mapping[str, float], cost: Ma
 @pytest.mark.parametrize('weights', [{'few': 1.0, 'many': 1.0}, {'few': 3.0, 'many': 1.0}])
 @pytest.mark.parametrize('cost', [{'few': 1, 'many': 1}, {'few': 1, 'many': 4}])
 def test_tenants_share_by_weight_and_not_by_demand(weights: Mapping[str, float], cost: Mapping[str, int]) -> None:
-    """A tenant with ten times the requests, or with larger ones, runs only its weighted share of sequences."""
+    """A tenant with ten times the requests, or with larger requests, runs only its weighted share of sequences."""
     counts = served({'few': 2000, 'many': 20000}, weights=weights, cost=cost)
     assert counts['few'] / counts['many'] == pytest.approx(weights['few'] / weights['many'], rel=0.1)
 

@@ -226,7 +226,7 @@ async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
 
 
 async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
-    """No session expires within one lifetime of the gateway's start; the first sweep settles those already expired."""
+    """No session expires within one lifetime of the gateway's start, but the first sweep settles expired sessions."""
     harness, clock = Harness(), FakeClock()
     silent = replace(EXPIRED, state=SessionState.ACTIVE, heartbeat_time=clock.now() - 9 * LIFETIME)
     await harness.sessions.add_if_absent(silent)

@@ -156,7 +156,7 @@ def test_random_bytes_are_a_request_or_are_refused(data: bytes) -> None:
 
 @given(data=st.binary(max_size=3000), limit=st.integers(0, 3000))
 def test_compressed_body_is_restored_or_too_long(data: bytes, limit: int) -> None:
-    """A compressed body is restored with or without a declared length, and a truncated one is refused."""
+    """A compressed body is restored with or without a declared length, and a truncated body is refused."""
     frame = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     for body in (zstandard.compress(data), frame.compress(data) + frame.flush()):
         if len(data) > limit:

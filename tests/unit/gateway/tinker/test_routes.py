@@ -349,7 +349,7 @@ async def test_failed_future_has_a_category(api: TinkerApi) -> None:
 
 
 async def test_futures_of_other_tenants_are_not_found(api: TinkerApi) -> None:
-    """Another tenant's future and an unknown one both return 404."""
+    """A request for another tenant's future or an unknown future returns 404."""
     model_id = await api.model()
     posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 1})
     foreign = await api.outcome(posted, key='tml-bob')

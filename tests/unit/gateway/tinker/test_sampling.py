@@ -87,7 +87,7 @@ async def test_response_is_protobuf_or_json(api: TinkerApi) -> None:
 
 
 async def test_published_weights_are_sampled_exactly_or_at_least(api: TinkerApi, sampling: FakeSampling) -> None:
-    """A snapshot samples exactly the published version; an in-flight session also accepts a newer one."""
+    """A snapshot samples exactly the published version; an in-flight session also accepts a newer version."""
     model = await api.model()
     for number, kind in enumerate(('snapshot', 'inflight')):
         save = {'model_id': model, 'seq_id': number + 1, 'kind': kind, 'sampling_session_seq_id': number}

@@ -108,7 +108,7 @@ def test_filters_see_only_the_part_of_the_tenant(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
-    """Lines that are no spans do not hide the others; an incomplete last line is read once it is complete."""
+    """Lines that are not spans do not hide other spans; an incomplete last line is read once it is complete."""
     good, late = span(1, tenant='alice'), span(2, trace=2, at_ms=1, tenant='alice')
     lines: list[bytes] = [line_of(good).encode()]
     for name, value in (
@@ -162,7 +162,7 @@ def test_only_the_newest_bytes_of_large_files_are_read(tmp_path: Path) -> None:
 
 
 def test_old_traces_leave_the_index(tmp_path: Path) -> None:
-    """Above the limit, background calls leave the index before others, and old traces before new ones."""
+    """Above the limit, background calls are removed from the index first, and then the oldest traces."""
     calls = [span(n, trace=n, at_ms=n, tenant='alice') for n in range(1, 11)]
     beats = [span(n, trace=n, at_ms=n, tenant='alice', name=HEARTBEAT) for n in range(11, 21)]
     write_spans(tmp_path / 'gateway.jsonl', [*calls, *beats])
@@ -181,7 +181,7 @@ def test_the_spans_of_a_long_trace_are_bounded(tmp_path: Path) -> None:
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
-    """Links, pipes, folders and empty files in the folder neither block nor fail the list."""
+    """Links, pipes, folders and empty files in the folder do not block the list or cause an error."""
     outside = tmp_path / 'outside' / 'model.jsonl'
     write_spans(outside, call_of('alice', trace=9))
     folder = tmp_path / 'traces'

@@ -30,7 +30,7 @@ def test_a_shared_trace_id_is_divided_by_the_calls() -> None:
 
 
 def test_separate_trees_of_a_trace_do_not_mix() -> None:
-    """A tree of spans without a tenant, such as one whose call has not ended, stays hidden."""
+    """A tree of spans without a tenant, such as one whose call has not ended, is hidden."""
     unfinished = [span(7, parent=99, kind='internal', name='pass', run='ad-2')]
     alices = call_of('alice', trace=1)
     assert seen([*alices, *unfinished], 'alice') == alices
