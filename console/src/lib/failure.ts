@@ -1,4 +1,4 @@
-// The error of a failed call, in the words of the server.
+// The error of a failed call, with the server's message.
 import { Code, ConnectError } from '@connectrpc/connect';
 import { BadRequestSchema, ErrorInfoSchema } from '../gen/google/rpc/error_details_pb';
 

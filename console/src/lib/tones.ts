@@ -12,7 +12,7 @@ export const logprobTone = (logprob: number): string =>
 
 const ADVANTAGE_LEVELS = 3;
 
-/** Colour of an advantage: three levels on each side of 0. `largest` is the largest size of an advantage. */
+/** Colour of an advantage: three levels on each side of 0. `largest` is the largest absolute advantage. */
 export function advantageTone(advantage: number, largest: number): string {
   if (!Number.isFinite(advantage)) {
     return 'masked';
