@@ -79,7 +79,7 @@ def test_lists_are_paged() -> None:
 
 
 def test_reads_have_no_side_effects() -> None:
-    """Every Get and List method is declared NO_SIDE_EFFECTS, so that caches and retries can rely on it."""
+    """Every Get and List method is declared NO_SIDE_EFFECTS, so that clients can cache and retry the calls."""
     violations = [
         method.full_name
         for method in _methods()

@@ -1,4 +1,4 @@
-"""Runs and checkpoints, in the real SDK's command line and in its client without a session."""
+"""Runs and checkpoints, in the command line of the real SDK and in the SDK's client without a session."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -229,7 +229,7 @@ async def _assert_refused_or_equal(
 
 
 async def _is_refused(service: Running, name: str, archive: bytes) -> bool:
-    """Return whether all methods that read its files refuse a checkpoint as damaged; check that they all agree."""
+    """Return whether the methods that read a checkpoint's files refuse the checkpoint; check that all methods agree."""
     path = f'twinkle://ad-1/weights/{name}'
     internal = checkpoint_service_pb2_grpc.CheckpointServiceStub(service.channel)
     verify = wire.VerifyCheckpointRequest(checkpoint_path=path)

@@ -58,7 +58,7 @@ async def test_list_pages_newest_first(service: Running) -> None:
 
 
 async def test_pinned_version_stays_until_unpinned(service: Running) -> None:
-    """Newer versions do not evict a pinned version; once it is unpinned, it is evicted."""
+    """Newer versions do not evict a pinned version, which is evicted after it is unpinned."""
     assert (await _pin(service, 1)).version.is_pinned
     for version in (4, 5):
         await service.weights.publish_version('ad-1', make_state(version), version=version)

@@ -123,7 +123,7 @@ async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: Twinkle
 
 
 async def test_custom_loss_in_numpy_runs_in_the_client(gateway: FakeGateway, model: MultiLoraTransformersModel) -> None:
-    """A custom loss's gradients are sent unchanged, except that they are 0 where the label is -100."""
+    """The gradients of a custom loss are sent unchanged, or as 0 where the label is -100."""
     seen = []
 
     def loss_fn(features, logps):

@@ -56,7 +56,7 @@ async def test_several_synced_adapters_need_a_name(gateway: FakeGateway, client:
 
 
 async def test_unknown_platform_is_refused(client: TwinkleClient) -> None:
-    """An unknown platform raises ValueError, as it does for the library's class of the same name."""
+    """An unknown platform raises ValueError, as in the library's class of the same name."""
     model, sampler, _ = await create_pair(client)
     with pytest.raises(ValueError, match='TPU'):
         CheckpointEngineManager(model, sampler, platform='TPU')

@@ -1,4 +1,4 @@
-"""DatasetService over loopback: dates become text, and the error for an unsupported column names it."""
+"""DatasetService over loopback: dates become text, and an unsupported column is refused by name."""
 
 import asyncio
 from datetime import UTC, date, datetime

@@ -61,7 +61,7 @@ class Stored:
 
 
 async def fill(service: RunningData, model: Path) -> Stored:
-    """Store an encoded dataset with a loader, a raw dataset and an upload; return all ids except the upload's."""
+    """Store an encoded dataset with a loader, a raw dataset and an upload; return all ids except that of the upload."""
     answers = chats(*(chat('u', f'answer {index}') for index in range(3)))
     encoded = await service.create(answers, set_template(model), ENCODE)
     loader = await service.open(encoded.dataset_id, 2)

@@ -38,7 +38,7 @@ COUNT = REQUESTED_COUNT or 600
 TESTS = 5
 """Number of tests that share the requests."""
 ROUNDS = max(1, COUNT // 900)
-"""Number of rounds. Each round starts with an empty state, because checking the state takes longer as it grows."""
+"""Number of rounds. Each round starts with an empty state, because the check of a large state takes long."""
 many_examples = settings(
     max_examples=-(-COUNT // (TESTS * ROUNDS)),
     database=None,

@@ -234,7 +234,7 @@ class Answer(BaseModel):
 
 
 async def test_parsed_responses_of_the_sdk(running: OpenAiGateway) -> None:
-    """The SDK's helpers for parsed content and parsed arguments work with the schemas that they send."""
+    """The SDK's helpers for parsed content and parsed arguments work with the schemas that these helpers send."""
     scripted(running, ('{"is_warm": true}',))
     client = running.client()
     parsed = await client.chat.completions.parse(model='tiny', messages=ASK, response_format=Answer)

@@ -328,7 +328,7 @@ async def test_server_info_lists_the_model_and_every_method(sampler):
 
 
 async def test_structured_output_is_refused_if_unsupported(sampler):
-    """An engine that does not support structured output refuses a request for it."""
+    """An engine without structured output refuses a request for structured output."""
     form = sampling_pb2.StructuredOutput(choices=sampling_pb2.TextChoices(texts=['a', 'b']))
     refused = await failure_of(sampler.stub.Sample(sample_request(params={'structured_output': form}), metadata=ALICE))
     assert (refused.code, refused.reason) == ('FAILED_PRECONDITION', 'NOT_SUPPORTED_HERE')

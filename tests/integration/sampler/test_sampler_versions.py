@@ -287,7 +287,7 @@ async def test_adapter_of_another_model_is_refused(sampler, checkpoint):
 
 
 async def test_scores_name_their_version(sampler, checkpoint, tiny_llama_dir):
-    """ComputeLogprobs uses the requested version and names it."""
+    """ComputeLogprobs uses the requested version, and names the version in the response."""
     model = PackedCausalLM.load(tiny_llama_dir)
     await publish(checkpoint, 1)
     request = wire.ComputeLogprobsRequest(

@@ -161,7 +161,7 @@ def test_parsing_any_path_is_safe(path: str) -> None:
 
 
 async def test_changes_of_one_adapter_do_not_overlap() -> None:
-    """Changes of different adapters overlap, and changes of one adapter never do."""
+    """Changes of different adapters can overlap, and changes of one adapter never overlap."""
     exclusive, running, max_running = Exclusive(), dict[str, int](), dict[str, int]()
     overlap: set[frozenset[str]] = set()
 

@@ -48,7 +48,7 @@ async def host(tmp_path: Path, threads: Threads) -> Host:
 
 
 async def test_versions_are_served_from_memory_before_they_are_durable(host: Host) -> None:
-    """A version can be opened, with its segment, before the durable store has it."""
+    """A version can be opened, with its segment, before the version is in the durable store."""
     tier = host.tier()
     await put(tier, 1)
     assert await host.durable.load() == []
@@ -284,7 +284,7 @@ async def test_segments_of_a_removed_store_are_deleted(host: Host, tmp_path: Pat
 
 
 async def test_memory_of_a_store_is_used_by_one_process(host: Host) -> None:
-    """A second process cannot open the shared memory of a store while it is in use."""
+    """A second process cannot open shared memory that a store uses."""
     tier = host.tier()
     with pytest.raises(InUse):
         host.tier()

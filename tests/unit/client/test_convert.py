@@ -167,7 +167,7 @@ def test_zero_is_sent_and_unset_is_not() -> None:
 
 
 def test_unknown_sampling_parameter_is_refused() -> None:
-    """A misspelled sampling parameter raises a ValueError that names it."""
+    """A misspelled sampling parameter raises a ValueError that names the parameter."""
     with pytest.raises(ValueError, match='top_q'):
         sampling_params({'top_q': 1})
 
@@ -180,7 +180,7 @@ def test_empty_prompt_is_refused(prompt: object) -> None:
 
 
 def test_peft_configuration_is_read() -> None:
-    """An object with the fields of a PEFT configuration is accepted; the error for an unsupported option names it."""
+    """An object with the fields of a PEFT configuration is accepted; an unsupported option is refused by name."""
 
     class PeftConfig:
         r = 4

@@ -1,4 +1,4 @@
-"""Calls of PeekRows of one tenant run one at a time, so that they do not occupy all threads."""
+"""A tenant's calls of PeekRows run one at a time, so that the calls do not occupy all threads."""
 
 import asyncio
 from collections import Counter

@@ -178,7 +178,7 @@ def test_too_many_columns_are_refused_in_every_format(tmp_path: Path) -> None:
 
 
 def test_line_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    """The length of a line is limited, because it is parsed in one step."""
+    """The length of a line is limited, because a line is parsed in one step."""
     path = tmp_path / 'rows.jsonl'
     path.write_text('{"x": "' + 'x' * (8 << 20) + '"}')
     with pytest.raises(UnreadableFile, match='line'):

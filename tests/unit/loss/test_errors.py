@@ -29,5 +29,5 @@ def test_refusals_survive_pickling(refusal):
 
 
 def test_a_refusal_of_a_feature_names_it():
-    """The message of an error about a feature contains its index."""
+    """The message of an error about a feature contains the feature's index."""
     assert str(InvalidLossInput('has no label', index=3)) == 'features[3] has no label'

@@ -11,7 +11,7 @@ from twinkle.loss import MissingStream, build_loss
 from twinkle.loss.off_policy import masked_weights, truncated_weights
 
 LOG_K = torch.tensor([math.log(k) for k in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)], dtype=torch.float64)
-"""Logarithms of k, the trainer's probability of a token divided by the sampler's."""
+"""Logarithms of k, the trainer's probability of a token divided by the sampler's probability."""
 
 
 def test_truncation_bounds_large_weights_and_keeps_small_ones():
@@ -27,7 +27,7 @@ def test_masking_drops_both_ends_and_keeps_the_middle():
 
 @pytest.mark.parametrize('kind', ['truncated', 'masked'])
 def test_equal_engines_need_no_correction(kind):
-    """A correction does not change the loss when the sampler's probabilities equal the trainer's."""
+    """A correction does not change the loss when sampler and trainer have equal probabilities."""
     plain, corrected = build_loss('GRPOLoss'), build_loss('GRPOLoss', correction=kind)
     arrays = make_arrays((3, 2, 4), seed=3)
     arrays.streams['sampler_logps'] = arrays.streams['old_logps']

@@ -24,7 +24,7 @@ def engine(tmp_path: Path) -> TrainerEngine:
 
 @pytest.mark.parametrize('pattern', [{}, {'q_proj': 2}])
 def test_size_equals_the_adapter(engine: TrainerEngine, pattern: dict[str, int]) -> None:
-    """The parameter count equals an adapter's, and the size covers float32 weights and two moments."""
+    """The parameter count equals that of an adapter, and the size covers float32 weights and two moments."""
     config = LoraConfig(r=4, rank_pattern=pattern, seed=0)
     size = lora_size(engine.model.layers, config, **ADAMW)
     state = engine.create_adapter('real', config)

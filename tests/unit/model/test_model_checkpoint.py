@@ -94,7 +94,7 @@ def test_save_replaces_the_whole_folder(tiny_llama_dir: Path, tmp_path: Path, ma
 def test_weights_that_a_run_does_not_train_are_not_lost(
     tiny_llama_dir: Path, tmp_path: Path, make_feature: Features
 ) -> None:
-    """A run refuses a checkpoint in which weights were trained that it does not train; it reads plain model folders."""
+    """A run refuses a checkpoint with other trained weights than those of the run, and reads plain model folders."""
     model = _full_run(tiny_llama_dir)
     _train(model, [make_feature()])
     folder = Path(model.save('whole', str(tmp_path)))

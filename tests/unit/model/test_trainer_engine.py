@@ -284,7 +284,7 @@ def test_a_batch_without_a_counting_label_is_refused(engine, make_feature):
 
 
 def test_methods_without_prerequisites_are_refused(engine):
-    """Methods that need a gradient, a schedule or a forward pass are refused if it is missing."""
+    """Methods that need a gradient, a schedule or a forward pass are refused without it."""
     for verb in (engine.clip_grad_norm, engine.step, engine.lr_step, engine.calculate_loss, engine.backward):
         with pytest.raises(AdapterNotReady):
             verb('a')

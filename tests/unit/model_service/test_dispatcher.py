@@ -110,7 +110,7 @@ async def test_a_defect_of_the_dispatcher_fails_waiting_verbs() -> None:
 
 
 async def test_a_cancelled_verb_never_reaches_the_engine() -> None:
-    """A cancelled waiting verb never reaches the engine, but its adapter's next verb does; a running pass completes."""
+    """A cancelled waiting verb never runs, but the next verb of its adapter runs; a running pass completes."""
     harness = Harness()
     running, waiting = await harness.adapters(2)
     harness.trainer.gate.clear()
@@ -250,7 +250,7 @@ async def test_adapters_with_short_think_times_share_the_next_pass() -> None:
 
 
 async def test_a_withdrawn_verb_ends_the_wait_for_others() -> None:
-    """Withdrawing an expected verb ends the wait for it; a verb that arrives at that moment runs."""
+    """Withdrawing an expected verb ends the wait for this verb; a verb that arrives at that moment runs."""
     harness = Harness()
     adapters = await harness.adapters(3)
     for _ in range(2):

@@ -22,7 +22,7 @@ def test_counts_of_processes_and_passes() -> None:
 
 @pytest.mark.parametrize(('axis', 'name'), [('tp', 'layer_parts'), ('ulysses', 'row_parts')])
 def test_axes_that_change_the_rounding_are_recorded(axis: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The replay environment contains the size of such an axis, and the replay tool refuses the mesh."""
+    """The replay environment contains the size of a `tp` or `ulysses` axis, and the replay tool refuses the mesh."""
     config = ModelConfig(**REQUIRED, backend='megatron' if axis == 'tp' else 'transformers', mesh={axis: 2})
     assert replay_environment(config)[name] == 2
     given = {**REQUIRED, 'backend': config.backend, f'mesh.{axis}': 2}
@@ -54,6 +54,6 @@ def test_mesh_of_full_parameter_runs_is_recorded() -> None:
     ],
 )
 def test_unsuitable_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """An error that names the settings refuses settings that cannot be combined."""
+    """The error for settings that cannot be combined names these settings."""
     with pytest.raises(ValidationError, match=message):
         ModelConfig(**REQUIRED, **settings)

@@ -100,7 +100,7 @@ async def test_an_idle_adapter_is_evicted_with_its_queue(journal):
 
 
 async def test_operation_that_cannot_be_made_durable_is_dropped(journal):
-    """If an operation cannot be made durable, its effect is dropped; if it is sent again, it is applied once."""
+    """If an operation cannot be made durable, its effect is dropped; a repeated request applies it once."""
     service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))
@@ -215,7 +215,7 @@ async def test_operation_with_a_repeated_defect_is_skipped(journal):
 
 
 async def test_step_without_enough_memory_is_dropped(journal):
-    """If memory is exhausted during a step, its effect is dropped; if it is sent again, the step is applied once."""
+    """If memory is exhausted during a step, the step has no effect; a repeated request applies it once."""
     service, reference = await start(journal, StrictStore()), await start(MemoryJournal(), StrictStore())
     adapter_id, reference_id = await create(service), await create(reference)
     await service.execute(journals.batch_operation(1, adapter_id))

@@ -183,7 +183,7 @@ def test_a_thousand_adapters_of_one_tenant_do_not_starve_another_tenant() -> Non
 
 
 def test_adapters_of_a_tenant_take_turns() -> None:
-    """All adapters of a tenant are served equally often, because they take turns."""
+    """All adapters of a tenant are served equally often, because the scheduler alternates between them."""
     busy = BusyAdapters(Scheduler(batch_tokens=BUDGET), {'many': sizes(1, 1, 400)}, adapters={'many': 50})
     busy.run(400)
     turns = Counter(busy.turns)

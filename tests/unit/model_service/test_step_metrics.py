@@ -102,7 +102,7 @@ def test_report_has_the_totals_and_means_of_a_step():
 
 
 def test_metrics_of_a_loss_do_not_replace_the_values_of_a_step():
-    """Metrics of a loss with the names of a step's values are not reported; other metrics of the loss are."""
+    """Metrics of a loss are reported, except those with the names of a step's values."""
     plain, other = Run(), Run()
     plain.backward(3.0, 2, metrics={'kl': 1.0})
     plain.step(grad_norm=7.0)

@@ -61,7 +61,7 @@ VOCABULARY = 100
     [name if name in IN_SHORT_CHECK else pytest.param(name, marks=pytest.mark.slow) for name in architectures()],
 )
 def test_tenants_of_a_pass_are_isolated_or_the_model_is_refused(model_type: str, tmp_path: Path) -> None:
-    """A tenant's results do not depend on other tenants and equal transformers', or the model is refused."""
+    """A tenant's results equal those of transformers and do not depend on other tenants, or the model is refused."""
     try:
         plain = build_tiny(model_type, tmp_path)
     except NotTiny:

@@ -93,7 +93,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().norm() / expected.detach().norm())
 
 
-# Peft applies patterns to parameters, but also warns that they match no module.
+# Peft applies patterns to parameters, but also warns that the patterns match no module.
 @pytest.mark.filterwarnings('ignore:The following .*_pattern keys')
 def test_adapters_in_one_pass_give_the_results_of_peft(folder, model, tmp_path):
     """Logits and gradients of adapters with different ranks and targets equal those of peft, which loads our files."""

@@ -105,7 +105,7 @@ def test_isolation_holds_on_two_threads(odd_dir):
 
 
 def test_unaligned_or_few_rows_are_copied():
-    """Products get aligned rows, and at least 16 of them; rows that already meet this are not copied."""
+    """Products get at least 16 aligned rows. Rows are copied only if they are unaligned or fewer than 16."""
     buffer = torch.zeros(100, 5)
     assert stable_rows(buffer[:20]).data_ptr() == buffer.data_ptr()
     assert stable_rows(buffer[1:21]).data_ptr() % 64 == 0

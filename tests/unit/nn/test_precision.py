@@ -49,7 +49,7 @@ def test_fast_bfloat16_depends_on_the_instructions_of_the_cpu(cpu, expected):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 def test_a_given_dtype_is_not_changed(tmp_path: Path, dtype: str) -> None:
-    """A dtype other than 'auto' needs no model folder."""
+    """A dtype other than 'auto' is returned unchanged, even if the folder has no model."""
     assert chosen_dtype(dtype, tmp_path, device='cpu') == dtype
 
 

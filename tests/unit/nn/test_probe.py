@@ -1,4 +1,4 @@
-"""Models are checked when they are loaded; the error for a configuration that would harm other tenants names it."""
+"""Models are checked when they are loaded; configurations that would affect other tenants are refused by name."""
 
 import json
 from contextlib import AbstractContextManager, nullcontext

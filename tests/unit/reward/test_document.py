@@ -23,7 +23,7 @@ def test_example_runs(example: str) -> None:
 
 
 def test_the_document_names_every_component() -> None:
-    """The document names every reward and advantage, except for two that it abbreviates, and has five examples."""
+    """The document names every reward and advantage, except for two abbreviated names, and has five examples."""
     shortened = {'OlympiadBenchFormatReward', 'OlympiadBenchQualityReward'}
     names = {*REWARDS.names, *ADVANTAGES.names} - shortened
     assert sorted(name for name in names if name not in DOCUMENT) == []

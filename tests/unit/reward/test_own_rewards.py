@@ -94,7 +94,7 @@ def test_programs_can_be_tested_by_assertions() -> None:
     ids=range(17),
 )
 def test_the_last_closed_python_block_is_the_program(completion: str, expected: str | None) -> None:
-    """The last closed Python block is the program; without a Python block, the last unmarked block is."""
+    """The program is the last closed Python block or, without a Python block, the last unmarked block."""
     assert program_of(completion) == expected
 
 

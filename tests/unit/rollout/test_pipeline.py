@@ -60,7 +60,7 @@ def test_unordered_batches_are_never_older_than_the_limit():
 
 
 def test_the_next_batch_is_sampled_while_the_last_one_trains():
-    """The next batch starts sampling before the training of the current one ends."""
+    """Sampling of the next batch starts before the training on the current batch ends."""
     loop, begun = Loop(), [threading.Event() for _ in range(4)]
 
     def sample(index: int, prompts: int) -> int:

@@ -94,7 +94,7 @@ def test_memory_for_less_than_one_token_is_refused(model):
 
 
 def test_memory_bounds_the_context():
-    """Memory and model limit the context; if tokens need no memory, only the model does."""
+    """Memory and model limit the context; if tokens need no memory, only the model limits the context."""
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=512) == 90
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(1000, limit=50) == 50
     assert CacheSize(bytes_per_token=10, bytes_per_sequence=100).longest(99, limit=50) == 0

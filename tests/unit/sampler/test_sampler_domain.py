@@ -22,7 +22,7 @@ FACTS = EngineFacts(
 
 
 def test_experts_are_limited_by_their_size() -> None:
-    """The error for a request for experts names it, if the engine cannot report experts or they are too large."""
+    """A request for experts is refused if the engine cannot report experts, or if their data are too large."""
     params = SamplingParams(max_tokens=1, num_samples=2, return_routed_experts=True)
     with pytest.raises(InvalidField, match=r'is_routed_experts_returned.*torch engine'):
         check_fits(2, params, FACTS)
@@ -124,7 +124,7 @@ def test_replaced_checkpoint_is_another_key():
 
 
 def test_requests_are_found_only_by_their_tenant():
-    """A request id is unique per tenant while the request runs, and only its tenant finds it."""
+    """A request id is unique per tenant while the request runs, and only its tenant finds the request."""
     requests = RunningRequests()
     request = requests.begin('alice', 'r')
     with pytest.raises(RequestIdTaken):

@@ -124,7 +124,7 @@ async def test_call_that_does_not_wait_finds_a_checkpoint_later(store, source):
 
 
 async def test_call_that_does_not_wait_gets_the_error_later(store, source):
-    """A later call gets the error of a fetch that failed while no call waited for it."""
+    """If a fetch fails while no call waits for it, a later call gets the error."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
     assert await version_of(store) == 3

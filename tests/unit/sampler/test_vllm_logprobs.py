@@ -9,7 +9,7 @@ BEST = [(7, -0.5), (8, -1.0), (9, -2.5)]
 
 
 def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
-    """Return one position in vLLM's format; with `is_joined`, as it is after vLLM has merged two outputs."""
+    """Return one position in vLLM's format; with `is_joined`, in the form of two merged outputs."""
     entry, joined = FlatLogprobs(), FlatLogprobs()
     tokens, values = zip(own, *BEST, strict=True)
     append_logprobs_for_next_position(entry, list(tokens), list(values), [None] * 4, rank, len(BEST))

@@ -61,7 +61,7 @@ def labelled(template: Template, chat: list[dict[str, Any]], **trajectory: Any) 
     ],
 )
 def test_labels_cover_the_assistant_turns(build: Build, name: str, expected: str) -> None:
-    """Every assistant turn with its end token is labelled, and no other token is."""
+    """Exactly the tokens of the assistant turns and their end tokens are labelled."""
     assert labelled(build(name), CHAT) == expected
 
 

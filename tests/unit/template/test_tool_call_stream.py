@@ -1,4 +1,4 @@
-"""A streamed text is separated into text and tool calls exactly as the complete text is."""
+"""A streamed text gives the same text and tool calls as the complete text."""
 
 import random
 from collections.abc import Iterable

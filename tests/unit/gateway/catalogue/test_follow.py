@@ -65,7 +65,7 @@ async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
 
 
 async def test_damaged_run_stays_active() -> None:
-    """A run with a damaged record is part of the snapshot, so it stays active with its earlier content."""
+    """A run with a damaged record is part of the snapshot, so the run stays active with its earlier content."""
     runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     await follow(ScriptedFeed([EntryDamaged(key=('alice', 'old')), SnapshotComplete(resume_token='3')]), runs)

@@ -253,7 +253,7 @@ async def test_repeated_creation_waits_for_the_first_service_and_follows_a_takeo
 
 
 async def test_adapter_is_found_at_the_service_that_has_it() -> None:
-    """If several services serve a base model, an adapter is routed to the service that has it or last reported it."""
+    """If several services serve a base model, an adapter is routed to the service that has it or reported it last."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['two'].add(('alice', 'ad-1'))
@@ -265,7 +265,7 @@ async def test_adapter_is_found_at_the_service_that_has_it() -> None:
 
 
 async def test_adapter_of_an_ended_service_is_unreachable_until_another_one_has_it() -> None:
-    """An adapter of an unreachable service is never reported as absent; it is found once another service has it."""
+    """An adapter of an unreachable service is never reported as absent, and is found once another service has it."""
     services, runs = Services(one={'tiny'}, two={'tiny'}), MemoryRunStore()
     await runs.save(_run('ad-1', 'tiny'))
     services.adapters['one'].add(('alice', 'ad-1'))

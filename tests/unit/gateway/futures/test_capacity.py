@@ -89,7 +89,7 @@ async def test_requests_in_memory_are_bounded_by_their_bytes() -> None:
 
 
 def test_capacity_counts_each_future_once() -> None:
-    """A future that was added twice counts once, until it was removed twice. An accepted future is never refused."""
+    """A future that was added twice counts once until its second removal. An accepted future is never refused."""
     capacity = FutureCapacity(Bounds(per_tenant=1, total=2))
     capacity.enter_accepted(future_at(0))
     capacity.enter_accepted(future_at(0))
@@ -106,7 +106,7 @@ def test_capacity_counts_each_future_once() -> None:
 
 
 def test_capacity_bounds_bytes_per_tenant_and_in_total() -> None:
-    """The bytes of a future count once, until it was removed as often as it was added."""
+    """The bytes of a future count once, until the future was removed as often as it was added."""
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), sizes=Bounds(per_tenant=10, total=15))
     capacity.enter(future_at(0), 8)
     capacity.enter(future_at(0), 8)

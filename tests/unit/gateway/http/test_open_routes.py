@@ -69,7 +69,7 @@ async def client_of(held: Held, *, call_limit: int) -> AsyncIterator[httpx.Async
 
 
 async def test_open_calls_share_the_limit_of_one_tenant() -> None:
-    """Open calls take at most half of the slots, however many there are, so that calls with a key are served."""
+    """Any number of open calls takes at most half of the slots, so that calls with a key are served."""
     held = Held()
     async with client_of(held, call_limit=4) as client:
         running = [asyncio.ensure_future(client.get('/open')) for _ in range(2)]

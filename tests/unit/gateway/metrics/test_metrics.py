@@ -114,7 +114,7 @@ async def test_unknown_runs_are_refused() -> None:
 
 @pytest.mark.parametrize('is_log', [True, False], ids=['log', 'get'])
 async def test_calls_of_a_tenant_run_one_at_a_time(*, is_log: bool) -> None:
-    """One call of a tenant stores or reads points at a time; a call of another tenant does not wait for it."""
+    """One call of a tenant stores or reads points at a time; calls of other tenants do not wait for this call."""
     store, runs = _SlowStore(), _Runs(0)
     slow: Any = store
     known: Any = runs

@@ -227,7 +227,7 @@ class SlowStore(MemoryMetricStore):
 
 
 async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
-    """Only one watch of a tenant reads points at a time; a watch of another tenant does not wait for it."""
+    """Only one watch of a tenant reads points at a time; watches of other tenants do not wait for this watch."""
     store = SlowStore()
     store.listed = {('alice', 'ad-1'), ('bob', 'ad-1')}
     runs: Any = ListedRuns(store)

@@ -38,7 +38,7 @@ def error_body(error: InvalidField) -> dict[str, Any]:
 
 
 def refusal_of(read: Callable[[], Any]) -> dict[str, Any] | None:
-    """Return the error that `read` raises; None if it succeeds."""
+    """Return the error that `read` raises; None if `read` succeeds."""
     try:
         read()
     except InvalidField as error:

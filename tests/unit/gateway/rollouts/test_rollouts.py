@@ -151,7 +151,7 @@ class _SlowStore:
 
 @pytest.mark.parametrize('name', ['log', 'list', 'get'])
 async def test_calls_of_a_tenant_run_one_at_a_time(name: str) -> None:
-    """One call of a tenant stores or reads rollouts at a time; a call of another tenant does not wait for it."""
+    """One call of a tenant stores or reads rollouts at a time; calls of other tenants do not wait for this call."""
     store, runs = _SlowStore(), _Runs(0)
     slow: Any = store
     known: Any = runs

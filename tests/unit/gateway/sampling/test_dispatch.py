@@ -102,7 +102,7 @@ def sampling(name: str, **fields: Any) -> Attempt:
 
 
 async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
-    """The loss of a sampler counts as a failure of the requests that ran on it, but not of later requests."""
+    """The loss of a sampler counts as a failure of its running requests, but not of later requests."""
     harness = Harness('a')
     culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
     replica = await harness.dispatch.find(culprit)

@@ -1,4 +1,4 @@
-"""Sampling handles: the version that they resolve to, and the versions that they keep pinned."""
+"""Sampling handles: the version to which a handle resolves, and the versions that handles keep pinned."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime

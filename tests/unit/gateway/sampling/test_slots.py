@@ -54,7 +54,7 @@ def test_tenants_share_by_weight_and_not_by_demand(weights: Mapping[str, float],
 
 
 def test_requests_wait_only_above_a_reported_capacity() -> None:
-    """A replica gets requests up to `SLACK` times its reported capacity, and all requests if it reports none."""
+    """A replica gets requests up to `SLACK` times its reported capacity, and all requests if it reports no capacity."""
     queue = ReplicaQueue()
     for _ in range(100):
         queue.add(Slot('a', 1))

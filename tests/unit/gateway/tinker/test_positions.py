@@ -136,7 +136,7 @@ async def test_damaged_json_uses_its_position(
 @pytest.mark.parametrize('encoding', ['identity', 'zstd', 'gzip'])
 @pytest.mark.parametrize('route', ROUTES)
 async def test_cut_json_uses_the_position_at_its_beginning(api: TinkerApi, route: str, encoding: str) -> None:
-    """JSON that ends early, or has an unknown compression, uses the position that is still in it."""
+    """JSON that ends early, or has an unknown compression, uses the position that can still be read."""
     model_id = await api.model()
     body = f'{{{_position(model_id)}, "padding": "'.encode() + random.Random(1).randbytes(BODY_BYTES // 2)
     content = zstandard.compress(body)[:-5] if encoding == 'zstd' else body

@@ -21,7 +21,7 @@ def listed(index: TraceIndex, tenant: str | None = 'alice', **filters: Any) -> l
 
 
 def test_a_missing_folder_has_no_traces(tmp_path: Path) -> None:
-    """A folder that does not exist yet is empty, and is read once it exists."""
+    """A missing folder counts as empty, and is read once it exists."""
     index = TraceIndex(tmp_path / 'traces')
     assert listed(index) == []
     write_spans(tmp_path / 'traces' / 'model.jsonl', call_of('alice', trace=1))
