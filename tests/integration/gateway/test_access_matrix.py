@@ -170,7 +170,7 @@ async def test_weights_of_another_tenant_cannot_be_used_in_a_session(deployment:
 
 
 async def test_ids_of_another_tenant_are_unknown_to_every_method(deployment: TwoTenants) -> None:
-    """Every method responds to another tenant's id exactly as to an unknown id, apart from ids that the method creates."""
+    """Every method responds to another tenant's id exactly as to an unknown id, apart from ids that a call creates."""
     key = await deployment.gateway.make_key('bob', scopes=(1, 2, 3))
     for method in methods():
         foreign, absent = [await outcome(deployment, method, ids, key.secret) for ids in (deployment.alices, ABSENT)]

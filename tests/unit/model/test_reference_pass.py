@@ -1,4 +1,4 @@
-"""Tests of forward-only batches without the streams of the adapter's loss, and of the streams that such batches compute."""
+"""Tests of forward-only batches without the streams of the adapter's loss, and of the streams that they compute."""
 
 import numpy as np
 import pytest

@@ -45,7 +45,7 @@ def read(tree, index):
 
 
 def sequences_of(tree, batch):
-    """Return the computed rows of each sequence of a batch; check that parents provide the earlier rows."""
+    """Yield the computed rows of each sequence of a batch; check that they continue the rows of the parents."""
     span_of_row = np.repeat(np.arange(len(tree.spans)), [span.end_row - span.begin_row for span in tree.spans])
     for begin, end in batch.sequence_bounds:
         rows = tree.computed_T[begin:end].tolist()
