@@ -1,4 +1,4 @@
-"""Tests of the checkpoint service at limits of descriptors and disks, and of deleting an adapter's versions."""
+"""Tests of the checkpoint service without free descriptors or disk space, and of deleting an adapter's versions."""
 
 import errno
 import os

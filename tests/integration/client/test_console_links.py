@@ -60,7 +60,7 @@ async def test_link_of_a_server_with_tls(tmp_path: Path) -> None:
 
 
 async def test_reason_for_a_missing_link_is_named(tmp_path: Path) -> None:
-    """The error for a missing link names the cause: a wrong key, a disabled console, or an address of no gateway."""
+    """The error for a missing link names the cause: a wrong key, a disabled console, or a wrong address."""
     async with running_gateway(tmp_path, http_listen='127.0.0.1:0') as gateway:
         with pytest.raises(ConsoleUnavailable, match='key is not valid'):
             await link_for(gateway.http_address, key='tml-wrong')

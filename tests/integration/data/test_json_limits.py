@@ -65,7 +65,7 @@ async def test_json_beyond_the_limits_is_refused(service: RunningData, line: byt
     ids=str,
 )
 async def test_unknown_stage_of_a_pipeline_is_refused(service: RunningData, pipeline: list[Any]) -> None:
-    """A pipeline with an unknown name or a nested list is refused; the error names the arguments of its step."""
+    """A pipeline with an unknown name or a nested list is refused; the error names the arguments of the step."""
     turns = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]
     call = service.create(rows({'messages': turns}), map_with('QualityPreprocessor', pipeline=pipeline))
     refusal = await refusal_of(call)

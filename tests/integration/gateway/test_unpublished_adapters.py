@@ -85,7 +85,7 @@ async def test_rpcs_name_the_call_that_publishes(deployment: TwoTenants) -> None
 
 @pytest.mark.parametrize('is_listed', [True, False])
 async def test_deleted_adapter_is_not_found(deployment: TwoTenants, *, is_listed: bool) -> None:
-    """A deleted adapter without versions is not found, instead of unpublished, whether it is listed or not."""
+    """A deleted adapter without versions is reported as not found, even if the catalogue does not list the run yet."""
     run_id = await make_unpublished(deployment)
     if is_listed:
         await wait_until(deployment, run_id, is_active=True)

@@ -21,7 +21,7 @@ def test_every_filter_of_the_contract_is_supported() -> None:
 
 
 def test_unset_filters_are_not_sent() -> None:
-    """A filter of False is sent, and an unset filter is not sent."""
+    """A filter with the value False is sent, and an unset filter is not sent."""
     assert not runs_request({}).HasField('is_active')
     assert runs_request({'is_active': False}).HasField('is_active')
     request = checkpoints_request('', {'is_public': False})

@@ -44,7 +44,7 @@ def test_memory_of_a_gpu_includes_other_processes() -> None:
 
 
 def test_states_are_the_values_of_the_label() -> None:
-    """Each state has a series, and none is counted as another value."""
+    """Each state has its own series and is not counted as `_OTHER`."""
     with measures.device_memory.observing(lambda: gpu_memory(FakeCuda(), 'cuda:0')):
         states = {state: metric('twinkle_device_memory_bytes', state=state) for state in ('allocated', 'used', 'total')}
         assert 'twinkle_device_memory_bytes{state="_OTHER"}' not in metrics_page()

@@ -50,7 +50,7 @@ def _damage(folder: Path, statement: str) -> None:
 
 @pytest.mark.parametrize('damage', DAMAGES)
 async def test_owner_deletes_a_damaged_adapter(tmp_path: Path, damage: str) -> None:
-    """The owner deletes an adapter with damaged rows; other tenants cannot, and the other adapter is unchanged."""
+    """The owner deletes an adapter with damaged rows; other tenants cannot delete it, and other adapters are kept."""
     await _two_adapters(tmp_path)
     _damage(tmp_path, DAMAGES[damage])
     journal = await open_journal(tmp_path)

@@ -31,7 +31,7 @@ def pack(*features):
 
 
 def test_batch_has_the_rows_of_each_image():
-    """Each image has its rows and patches, and text beside images has the same position on every axis."""
+    """Each image has its rows and patches, and text next to images has the same position on every axis."""
     batch = pack(TEXT, image_feature())
     assert [(one.begin_row, one.end_row, one.grid) for one in batch.media] == [(4, 5, (1, 2, 2)), (6, 8, (1, 2, 4))]
     assert [one.patches_PC[0, 0] for one in batch.media] == [0, 48]

@@ -115,7 +115,7 @@ def test_other_requests_leave_samples_bitwise_unchanged(model):
 
 @pytest.mark.parametrize('delivered', [1, 3, 5])
 def test_continued_samples_equal_uninterrupted_samples(model, delivered):
-    """An engine that continues another engine's samples, beside other requests, gives bitwise the same tokens."""
+    """An engine that continues another engine's samples, with other requests in its batch, gives the same tokens."""
     adapter = make_adapter(model, 'own', 0)
     whole = run_all(make_engine(model), {'it': (LONG, SAMPLED, adapter)})['it']
     engine = make_engine(model)

@@ -26,7 +26,7 @@ def test_message_is_returned_unchanged(message: bytes) -> None:
 
 @given(st.binary(max_size=64))
 def test_arbitrary_bodies_are_refused_or_exact(body: bytes) -> None:
-    """Any body either is exactly one frame or is refused."""
+    """A body that is not exactly one frame is refused."""
     is_one_frame = len(body) >= 5 and body[0] == 0 and int.from_bytes(body[1:5], 'big') == len(body) - 5
     if is_one_frame:
         assert message_frame(message_in(body)) == body
