@@ -67,7 +67,7 @@ async def test_last_refusal_is_raised_after_the_retry_timeout(gateway: FakeGatew
 
 
 async def test_call_survives_a_restart_of_the_server(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """A call during a restart of the server is retried until the server is back."""
+    """A call during a restart of the server is retried until the server responds."""
     await client.get_server_info.aio()
     await gateway.stop()
     call = asyncio.ensure_future(client.get_server_info.aio())

@@ -113,7 +113,7 @@ async def test_tracker_survives_a_run_that_the_server_refuses(
 async def test_tracker_stores_values_of_an_outage_when_the_server_is_back(
     gateway: RunningGateway, metrics: RunMetrics
 ) -> None:
-    """Log calls return immediately while the server is unreachable; their values are stored when it is back."""
+    """Log calls return immediately while the server is unreachable; their values are stored later."""
     proxy = ByteProxy(int(gateway.address.rpartition(':')[2]), is_counting_responses=False)
     address = await proxy.start()
     client = TwinkleClient(address, ADMIN_KEY)

@@ -237,7 +237,7 @@ async def test_thousand_streams_finish_in_bounded_memory(tmp_path: Path) -> None
 
 
 async def test_static_sampler_is_used_again_after_a_restart(tmp_path: Path) -> None:
-    """A configured sampler needs no lease; requests fail while it is down and succeed once it is back."""
+    """A configured sampler needs no lease; requests fail while it is stopped and succeed after a restart."""
     async with FakeSampler().serving() as sampler:
         address = sampler.address
     options = FleetConfig(begin_wait=timedelta(milliseconds=50))

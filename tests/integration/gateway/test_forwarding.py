@@ -265,7 +265,7 @@ async def test_oversized_message_is_refused_with_its_size(gateway: RunningGatewa
 
 
 async def test_error_of_an_unreachable_service_hides_its_address(tmp_path: Path) -> None:
-    """The error for an unreachable service has a retry time and no address; calls succeed once it is back."""
+    """The error for an unreachable service has a retry time and no address; calls succeed after a restart."""
     async with Upstream().serving() as stopped:
         address = stopped.address
     async with running_gateway(tmp_path, upstream=address) as gateway:
