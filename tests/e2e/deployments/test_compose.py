@@ -97,8 +97,7 @@ def _sampled_version(client: TwinkleClient, model: MultiLoraTransformersModel, n
     """Publish a version of an adapter, and return the version that a sample names."""
     version = model.publish_version(adapter_name=name)
     sampler = Sampler(BASE_MODEL, client=client)
-    run_id = model.get_adapter(adapter_name=name).run_id
-    sequence = sampler.sample(PROMPT, {'max_tokens': 4, 'temperature': 0}, run_id, version=version).sequences[0]
+    sequence = sampler.sample(PROMPT, {'max_tokens': 4, 'temperature': 0}, name, version=version).sequences[0]
     (span,) = sequence.version_spans
     return span.version
 
