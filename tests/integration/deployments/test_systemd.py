@@ -1,6 +1,5 @@
 """The units of systemd are valid, and start the services with the example configurations."""
 
-import configparser
 import os
 import re
 import shlex
@@ -61,8 +60,8 @@ def test_units_share_a_user() -> None:
     assert {_settings(service)['User'] for service in SERVICES} == {line.split()[1]}
 
 
-def _settings(service: str) -> configparser.SectionProxy:
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str
-    parser.read(FOLDER / f'twinkle-{service}.service')
-    return parser['Service']
+def _settings(service: str) -> dict[str, str]:
+    """Return the settings of the section `Service`; comments and other sections are left out."""
+    section = (FOLDER / f'twinkle-{service}.service').read_text().partition('[Service]\n')[2].partition('\n[')[0]
+    lines = [line for line in section.splitlines() if line and not line.startswith('#')]
+    return {name: value for name, _, value in (line.partition('=') for line in lines)}
