@@ -24,7 +24,8 @@ from twinkle_client.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GATEWAYS = ('gateway-1', 'gateway-2')
-SERVICES = {'gateway', 'model', 'sampler', 'data', 'checkpoint'}
+SENDERS = {'twinkle-gateway', 'twinkle-model', 'twinkle-sampler', 'twinkle-data', 'twinkle-checkpoint'}
+"""Names of the services in spans."""
 CHATS = [
     {'messages': [{'role': 'user', 'content': f'say {word}'}, {'role': 'assistant', 'content': word}]}
     for word in ('one', 'two', 'three', 'four', 'five', 'six')
@@ -130,7 +131,7 @@ def _check_observability(run: ComposeRun, survivor: str) -> None:
     members = _instant(run, 'twinkle_fleet_members{state="ready"}')
     assert members[f'{survivor}:9100'] == '2'
     spans = run.host.volume('traces') / 'traces.json'
-    assert set(spans.read_text().split()) >= SERVICES
+    assert set(spans.read_text().split()) >= SENDERS
 
 
 def _instant(run: ComposeRun, expression: str) -> dict[str, str]:
