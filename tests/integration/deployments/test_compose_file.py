@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from compose_spec import PyCompose
 
 from fixtures import containerfile
 from fixtures.compose_run import variables
@@ -16,6 +17,15 @@ from fixtures.source_tree import ROOT
 
 OURS = ['gateway-1', 'gateway-2', 'model', 'sampler-1', 'sampler-2', 'data', 'checkpoint']
 VARIABLES = variables(Path('/models'))
+
+
+def test_file_matches_the_specification() -> None:
+    """The file matches the Compose specification, which refuses unknown fields and undefined networks and volumes."""
+    document = compose_document(VARIABLES)
+    PyCompose.from_yaml(yaml.safe_dump(document)).validate()
+    document['services']['model']['read_onli'] = True
+    with pytest.raises(ValueError, match='read_onli'):
+        PyCompose.from_yaml(yaml.safe_dump(document))
 
 
 @pytest.mark.parametrize('name', OURS)
