@@ -12,9 +12,16 @@ import grpc
 
 from services.gateway.fleet.rules import ResidentAdapter
 from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey, block_keys
-from services.gateway.sampling.rules import MAX_SEQUENCES, BatchRequest, RoutedRequest, SampleRequest
+from services.gateway.sampling.rules import (
+    MAX_SEQUENCES,
+    BatchRequest,
+    DeliveredSequence,
+    RoutedRequest,
+    SampleRequest,
+)
 from services.kit.errors import InvalidField
 from services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
+from services.kit.rpc.tensors import tensor_from_proto
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.data_format import base_model_id
@@ -29,11 +36,9 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     """Return the request in a serialized SampleRequest.
 
     Raises:
-        InvalidField: the request id is invalid, or the request continues another one, which only the gateway may do.
+        InvalidField: the request id or the delivered part of a continued request is invalid.
     """
     message = wire.SampleRequest.FromString(raw)
-    if message.continued:
-        raise InvalidField('continued', 'must be empty; the gateway itself continues requests whose sampler failed')
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
@@ -44,7 +49,26 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
             blocks=prompt_blocks(message.prompt, base_model=message.base_model, adapter=adapter),
             weight=sequence_count(message.params),
         ),
+        delivered=_delivered(message) if message.continued else (),
+        prompt_token_count=len(message.prompt.token_ids.data) // 4,
     )
+
+
+def _delivered(message: wire.SampleRequest) -> tuple[DeliveredSequence, ...]:
+    """Return the sequences that the client received before it lost the connection."""
+    if message.prompt.WhichOneof('content') != 'token_ids':
+        raise InvalidField('prompt.token_ids', 'must be set with `continued`; the `prompt` event contains the tokens')
+    if message.HasField('adapter') and message.adapter.WhichOneof('version') != 'exact':
+        raise InvalidField('adapter.exact', 'must be set with `continued`: versions cannot be mixed')
+    count = sequence_count(message.params)
+    if len(message.continued) != count:
+        raise InvalidField('continued', f'has {len(message.continued)} entries, must have {count}: one per sequence')
+    for index, entry in enumerate(message.continued):
+        if entry.sequence_index != index:
+            raise InvalidField(f'continued[{index}].sequence_index', f'must be {index}, got {entry.sequence_index}')
+        if entry.HasField('token_ids'):
+            tensor_from_proto(entry.token_ids, f'continued[{index}].token_ids', dtypes=('int32',), dimensions=1)
+    return tuple(DeliveredSequence(bytearray(entry.token_ids.data), entry.is_finished) for entry in message.continued)
 
 
 def batch_request_from_bytes(raw: bytes) -> BatchRequest:

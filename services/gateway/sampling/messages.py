@@ -69,6 +69,7 @@ def continued_request(request: SampleRequest, progress: Progress) -> bytes:
     if not progress.has_tokens:
         return message.SerializeToString()
     _fix_version(message, progress.version)
+    del message.continued[:]
     for index, sequence in enumerate(progress.sequences):
         token_ids = tensor_pb2.Tensor(
             dtype=tensor_pb2.DTYPE_INT32, shape=[len(sequence.token_data) // 4], data=bytes(sequence.token_data)

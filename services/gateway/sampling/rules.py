@@ -44,6 +44,14 @@ class SampleChunk(NamedTuple):
         return Work(sampled_token_count=len(self.token_data) // 4) if self.token_data else None
 
 
+@dataclass
+class DeliveredSequence:
+    """The part of one sequence that the client received."""
+
+    token_data: bytearray = field(default_factory=bytearray)
+    is_finished: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
     """Request to stream the completions of one prompt."""
@@ -54,7 +62,24 @@ class SampleRequest:
     request_id: str = ''
     """Empty if the sampler chooses an id."""
     is_renamed: bool = False
-    """Whether `request_id` differs from the id in the message, under which an earlier attempt may still run."""
+    """Whether `request_id` differs from the message: an earlier attempt may still run under the message's id."""
+    delivered: tuple[DeliveredSequence, ...] = ()
+    """Sequences that the client received from an earlier request; empty for a new request."""
+    prompt_token_count: int = 0
+    """Length of the prompt, if the message contains tokens."""
+
+    @property
+    def version(self) -> int:
+        """Version of a continued request; 0 is the base model."""
+        return (self.key.adapter.exact or 0) if self.key.adapter else 0
+
+    @property
+    def continued_work(self) -> Work | None:
+        """Usage of the prompt and the delivered tokens, which a sampler computes again; None for a new request."""
+        if not self.delivered:
+            return None
+        count = sum(len(item.token_data) // 4 for item in self.delivered if not item.is_finished)
+        return Work(prompt_token_count=self.prompt_token_count + count, prompt_count=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +151,15 @@ class PromptResult(NamedTuple):
         )
 
 
-@dataclass
-class DeliveredSequence:
-    """The part of one sequence that the client received."""
-
-    token_data: bytearray = field(default_factory=bytearray)
-    is_finished: bool = False
-
-
 class Progress:
     """The part of a streamed response that the client received; another sampler continues from it."""
 
-    def __init__(self, sequence_count: int) -> None:
-        self.sequences = [DeliveredSequence() for _ in range(min(max(sequence_count, 1), MAX_SEQUENCES))]
-        self.version: int | None = None
+    def __init__(self, request: SampleRequest) -> None:
+        self.sequences = [DeliveredSequence(bytearray(item.token_data), item.is_finished) for item in request.delivered]
+        self.version: int | None = request.version if self.sequences else None
         """Version that sampled the delivered tokens; None before the first token."""
-        self._is_prompt_delivered = False
+        self._is_prompt_delivered = bool(self.sequences)
+        self.sequences = self.sequences or [DeliveredSequence() for _ in range(request.key.weight)]
 
     @property
     def has_tokens(self) -> bool:

@@ -64,10 +64,12 @@ class Sampling:
             with self._requests.running(tenant_id, request.request_id) as running:
                 attempt = _attempt_of(caller, request, request.key, deadline)
                 stream = SampleStream(self._dispatch, self._samplers, request, attempt=attempt, running=running)
+                repeated = request.continued_work
                 async with aclosing(stream.chunks()) as chunks:
                     async for chunk in chunks:
-                        if (work := chunk.work) is not None:
+                        for work in filter(None, (repeated, chunk.work)):
                             self._meter.count(tenant_id, run_id, work)
+                        repeated = None
                         yield chunk
 
     async def sample_batch(

@@ -96,7 +96,7 @@ class SampleStream:
         self._request = request
         self._attempt = attempt
         self._running = running
-        self._progress = Progress(request.key.weight)
+        self._progress = Progress(request)
 
     async def chunks(self) -> AsyncGenerator[SampleChunk, None]:
         """Yield each chunk of the response exactly once. Closing the generator cancels the sampler's call.

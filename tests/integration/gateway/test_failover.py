@@ -12,13 +12,14 @@ import pytest
 from fixtures.fake_samplers import FAILURE_MODES, FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
-from fixtures.sampled_answers import read_answer, sample_request, undisturbed
+from fixtures.sampled_answers import ints, numbers, read_answer, sample_request, undisturbed
 from fixtures.tiers import mostly_slow
 from services.gateway.config import FleetConfig
 from services.kit.errors import AdapterNotFound, InvalidField, QueueFull
 from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.tensor.v1.tensor_pb2 import Tensor
 
 SEEDS = 100
 
@@ -101,13 +102,49 @@ async def test_stream_keeps_its_version(tmp_path: Path) -> None:
     assert {caller.tenant_id for caller in second.callers} == {'default'}
 
 
-async def test_client_may_not_continue_a_request(tmp_path: Path) -> None:
-    """Only the gateway may send a continued request; a client may not."""
-    async with running_fleet(tmp_path, FakeSampler()) as fleet:
-        request = sample_request(continued=[wire.SequenceSoFar()])
-        failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
-        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
-        assert failure.metadata['field'] == 'continued'
+@pytest.mark.parametrize('adapter', [None, sampling_pb2.AdapterRef(adapter_id='ad', exact=2)])
+@pytest.mark.parametrize('end_after', [None, 1])
+async def test_client_continues_a_request(
+    tmp_path: Path, adapter: sampling_pb2.AdapterRef | None, end_after: int | None
+) -> None:
+    """A client that lost its connection receives the remaining tokens, also if the next sampler fails, too."""
+    version = 2 if adapter else 0
+    samplers = [FakeSampler(versions={'ad': {2, 3}}, end_after=end_after) for _ in range(2)]
+    async with running_fleet(tmp_path, *samplers, FakeSampler(versions={'ad': {2, 3}})) as fleet:
+        request = sample_request(max_tokens=5, count=3, adapter=adapter)
+        expected = undisturbed(request, version)
+        for index, (length, is_finished) in enumerate([(2, False), (0, False), (5, True)]):
+            request.continued.add(
+                sequence_index=index, token_ids=ints(expected[index][:length]), is_finished=is_finished
+            )
+        response = [item async for item in fleet.stub.Sample(request, metadata=ADMIN)]
+        tokens: list[list[int]] = [[], [], []]
+        for item in (item for item in response if item.HasField('delta')):
+            tokens[item.delta.sequence_index] += numbers(item.delta.token_ids)
+        assert tokens == [expected[0][2:], expected[1], []]
+        assert [item.finished.sequence_index for item in response if item.HasField('finished')] == [0, 1]
+        assert not any(item.HasField('prompt') for item in response)
+
+
+async def test_invalid_continuation_is_refused(tmp_path: Path) -> None:
+    """A continuation needs the prompt's tokens, an exact version, and one entry per sequence; nothing is sampled."""
+    latest, chat = sampling_pb2.AdapterRef(adapter_id='ad'), sampling_pb2.Prompt(text='Why?')
+    part = wire.SequenceSoFar(token_ids=ints([5]))
+    cases = {
+        'prompt.token_ids': sample_request(continued=[part]),
+        'adapter.exact': sample_request(continued=[part], adapter=latest),
+        'continued': sample_request(continued=[part, part]),
+        'continued[0].sequence_index': sample_request(continued=[wire.SequenceSoFar(sequence_index=1)]),
+        'continued[0].token_ids.dtype': sample_request(continued=[wire.SequenceSoFar(token_ids=Tensor(data=b'abc'))]),
+    }
+    cases['prompt.token_ids'].prompt.CopyFrom(chat)
+    sampler = FakeSampler(versions={'ad': {1}})
+    async with running_fleet(tmp_path, sampler) as fleet:
+        for field, request in cases.items():
+            failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, 'INVALID_FIELD')
+            assert failure.metadata['field'] == field
+    assert 'Sample' not in sampler.calls
 
 
 @pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be valid')])

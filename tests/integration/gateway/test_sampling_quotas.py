@@ -10,7 +10,7 @@ import pytest
 from fixtures.fake_samplers import FakeSampler, until
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of
-from fixtures.sampled_answers import ints, sample_request
+from fixtures.sampled_answers import ints, sample_request, undisturbed
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as quotas
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
@@ -66,6 +66,17 @@ async def test_stream_that_changes_its_sampler_is_metered_once(tmp_path: Path, f
             for _ in range(2):
                 await read_all(fleet.stub.Sample(sample_request((1, 2, 3), max_tokens=8), metadata=ADMIN))
             assert await used(fleet) == {'': (2, 6, 16)}
+
+
+async def test_continued_request_is_metered_for_the_tokens_that_are_computed_again(tmp_path: Path) -> None:
+    """A continuation counts its prompt and the tokens of unfinished sequences as a prompt, then each new token."""
+    request = sample_request((1, 2, 3), max_tokens=4, count=2)
+    tokens = undisturbed(request)
+    request.continued.add(sequence_index=0, token_ids=ints(tokens[0][:2]))
+    request.continued.add(sequence_index=1, token_ids=ints(tokens[1]), is_finished=True)
+    async with running_fleet(tmp_path, FakeSampler()) as fleet:
+        await read_all(fleet.stub.Sample(request, metadata=ADMIN))
+        assert await used(fleet) == {'': (1, 5, 2)}
 
 
 async def test_request_beyond_the_quota_is_refused(tmp_path: Path) -> None:

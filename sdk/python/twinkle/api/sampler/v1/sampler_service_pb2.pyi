@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SequenceSoFar(_message.Message):
-    """A partially delivered sequence that another sampler continues."""
+    """A partially delivered sequence that a later request continues."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -84,10 +84,13 @@ class SampleRequest(_message.Message):
 
     @_builtins.property
     def continued(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceSoFar]:
-        """For services of the deployment: the state of a request that another sampler started, with one entry for each
-        sequence. Limits count from the start of the request, the `prompt` event is not sent again, and the response
-        contains only the remaining tokens. With a seed and without structured output, an engine of the same kind samples
-        the same tokens as the first one would have sampled. `adapter` must name an exact version. Empty for a new request.
+        """The delivered part of an earlier request whose connection or sampler was lost, with one entry for each sequence.
+        Limits count from the start of the earlier request, the `prompt` event is not sent again, and the response contains
+        only the remaining tokens. With a seed and without structured output, an engine of the same kind samples the same
+        tokens as the first one would have sampled. `prompt` must contain the tokens of the `prompt` event, and `adapter`
+        must name the exact version of the delivered tokens, so requests for a checkpoint cannot be continued. The gateway
+        counts the prompt and the tokens of unfinished sequences as tokens of a prompt. Samplers accept the field only from
+        services of the deployment. Empty for a new request.
         """
 
     def __init__(
