@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { MessageSchema, Role } from '../gen/twinkle/api/data/v1/message_pb';
+import { MessageSchema, Role } from 'twinkle-grpc/api/data/v1/message_pb';
 import { turnOf } from './chats';
 
 test('a turn has its text, names of other parts, calls of tools, and reasoning', () => {

@@ -1,5 +1,5 @@
 // Texts of the messages of chats.
-import { type ContentPart, type Message, Role } from '../gen/twinkle/api/data/v1/message_pb';
+import { type ContentPart, type Message, Role } from 'twinkle-grpc/api/data/v1/message_pb';
 import { lower } from './format';
 import { plain } from './json';
 

@@ -1,7 +1,7 @@
 import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
-import { Role } from '../gen/twinkle/api/data/v1/message_pb';
-import { RolloutGroupSummarySchema, RolloutSchema } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
+import { Role } from 'twinkle-grpc/api/data/v1/message_pb';
+import { RolloutGroupSummarySchema, RolloutSchema } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
 import {
   answerOf,
   comparisonOf,
@@ -11,7 +11,7 @@ import {
   questionOf,
   versionsOf,
 } from './comparison';
-import { int32Tensor } from './tensors';
+import { int32Tensor } from 'twinkle-grpc';
 
 const group = (step: number, groupId: string, prompts: string[]) =>
   create(RolloutGroupSummarySchema, {

@@ -1,6 +1,6 @@
 // The same prompts, answered at the first and at the last step of a run.
-import { Role } from '../gen/twinkle/api/data/v1/message_pb';
-import type { Rollout, RolloutGroupSummary, RolloutSummary } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
+import { Role } from 'twinkle-grpc/api/data/v1/message_pb';
+import type { Rollout, RolloutGroupSummary, RolloutSummary } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
 import { turnOf } from './chats';
 import type { Values } from './hash';
 import { plain } from './json';

@@ -1,5 +1,5 @@
 // Reading of the rollouts that a run's first and last step have in common.
-import type { Rollout } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
+import type { Rollout } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
 import { type Comparison, comparisonOf, EVALUATION, isSamePrompt, type Pair } from './comparison';
 import { rollouts } from './rpc';
 

@@ -1,5 +1,5 @@
 // Curves of metrics: merging of new points, smoothing, and alignment to one axis of steps.
-import type { MetricSeries } from '../gen/twinkle/api/gateway/v1/metric_service_pb';
+import type { MetricSeries } from 'twinkle-grpc/api/gateway/v1/metric_service_pb';
 
 export interface Curve {
   name: string;

@@ -1,6 +1,6 @@
 import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { ExportSchema, ExportState } from '../gen/twinkle/api/gateway/v1/export_service_pb';
+import { ExportSchema, ExportState } from 'twinkle-grpc/api/gateway/v1/export_service_pb';
 import { isFinished, linkOf, needsToken, progressOf, toneOf } from './exports';
 
 const push = (init: MessageInitShape<typeof ExportSchema>) => create(ExportSchema, init);

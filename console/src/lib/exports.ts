@@ -1,5 +1,5 @@
 // Pushes of checkpoints to hubs and folders.
-import { type Export, ExportState } from '../gen/twinkle/api/gateway/v1/export_service_pb';
+import { type Export, ExportState } from 'twinkle-grpc/api/gateway/v1/export_service_pb';
 
 export type Tone = 'good' | 'warn' | 'bad' | 'quiet';
 

@@ -1,6 +1,5 @@
 // The error of a failed call, with the server's message.
-import { Code, ConnectError } from '@connectrpc/connect';
-import { BadRequestSchema, ErrorInfoSchema } from '../gen/google/rpc/error_details_pb';
+import { Code, codeName, errorFrom } from 'twinkle-grpc';
 
 export interface Failure {
   message: string;
@@ -27,26 +26,22 @@ export class ApiError extends Error {
   }
 }
 
-const codeName = (code: Code): string => Code[code].replace(/(?<=[a-z])(?=[A-Z])/g, '_').toUpperCase();
-
 export function failureOf(error: unknown): Failure {
   if (error instanceof ApiError) {
     const { message, reason, field, requestId } = error;
     return { message, reason, field, code: `${error.status}`, requestId };
   }
-  const failed = ConnectError.from(error);
-  const info = failed.findDetails(ErrorInfoSchema)[0];
-  const violation = failed.findDetails(BadRequestSchema)[0]?.fieldViolations[0];
+  const failed = errorFrom(error);
   return {
     message: failed.rawMessage || 'The server did not respond. Check that the gateway is running.',
-    reason: info?.reason.replace(/^ERROR_REASON_/, '') ?? '',
-    field: violation?.field ?? info?.metadata['field'] ?? '',
+    reason: failed.reason,
+    field: failed.violations[0]?.field ?? failed.metadata['field'] ?? '',
     code: codeName(failed.code),
-    requestId: info?.metadata['requestId'] ?? failed.metadata.get('x-request-id') ?? '',
+    requestId: failed.metadata['requestId'] ?? failed.requestId,
   };
 }
 
 export const hasReason = (error: unknown, reason: string): boolean => failureOf(error).reason === reason;
 
 export const isAborted = (error: unknown): boolean =>
-  ConnectError.from(error).code === Code.Canceled || (error instanceof DOMException && error.name === 'AbortError');
+  errorFrom(error).code === Code.Canceled || (error instanceof DOMException && error.name === 'AbortError');

@@ -1,11 +1,11 @@
 // A completion that is being streamed, token by token.
 import type { MessageInitShape } from '@bufbuild/protobuf';
-import type { SampleRequestSchema } from '../gen/twinkle/api/sampler/v1/sampler_service_pb';
-import { StopReason, type TokenDelta } from '../gen/twinkle/api/sampler/v1/sampling_pb';
+import type { SampleRequestSchema } from 'twinkle-grpc/api/sampler/v1/sampler_service_pb';
+import { StopReason, type TokenDelta } from 'twinkle-grpc/api/sampler/v1/sampling_pb';
 import { type Failure, failureOf, isAborted } from './failure';
 import { lower } from './format';
-import { sampler } from './rpc';
-import { elements } from './tensors';
+import { client } from './rpc';
+import { elements } from 'twinkle-grpc';
 import { TokenDecoder, type Vocabulary, vocabularyOf } from './vocabulary';
 
 export interface Token {
@@ -42,7 +42,7 @@ export class Generation {
     // Texts of tokens are read concurrently with the stream, so that the stream is not delayed.
     let added = Promise.resolve();
     try {
-      for await (const { event } of sampler.sample(request, { signal })) {
+      for await (const { event } of client.sample(request, { signal })) {
         if (event.case === 'prompt') {
           this.promptTokenCount = elements(event.value.tokenIds).length;
           this.cachedTokenCount = event.value.cachedTokenCount;

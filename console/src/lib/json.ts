@@ -1,12 +1,6 @@
 // JSON of the data that a page shows. Messages are written as the JSON mapping of protobuf defines it.
-import { createRegistry, type DescFile, isMessage, toJson } from '@bufbuild/protobuf';
-
-const generated = import.meta.glob<Record<string, unknown>>('../gen/**/*_pb.ts', { eager: true });
-
-const isFile = (value: unknown): value is DescFile =>
-  typeof value === 'object' && value !== null && 'kind' in value && value.kind === 'file';
-
-const registry = createRegistry(...Object.values(generated).flatMap((module) => Object.values(module).filter(isFile)));
+import { isMessage, toJson } from '@bufbuild/protobuf';
+import { registry } from 'twinkle-grpc/registry';
 
 export function plain(value: unknown): unknown {
   if (isMessage(value)) {

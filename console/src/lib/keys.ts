@@ -1,5 +1,5 @@
 // Scopes and states of API keys.
-import { type ApiKey, Scope } from '../gen/twinkle/api/gateway/v1/key_service_pb';
+import { type ApiKey, Scope } from 'twinkle-grpc/api/gateway/v1/key_service_pb';
 import { date, lower } from './format';
 
 /** Every scope with its name, as sessions and the command line write it. */

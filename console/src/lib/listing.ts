@@ -1,5 +1,5 @@
 // Reading of runs and of their curves.
-import type { Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
+import type { Run } from 'twinkle-grpc/api/gateway/v1/catalogue_service_pb';
 import { type Curve, curveOf, merge } from './curves';
 import { catalogue, metrics } from './rpc';
 import { labelsOf, matches, type RunFilter } from './runs';

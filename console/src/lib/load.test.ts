@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { ReplicaSchema, ReplicaState } from '../gen/twinkle/api/gateway/v1/fleet_service_pb';
+import { ReplicaSchema, ReplicaState } from 'twinkle-grpc/api/gateway/v1/fleet_service_pb';
 import { samplersOf } from './load';
 
 const sampler = (state: ReplicaState, runningSequenceCount: number, kvUsage: number) =>

@@ -1,6 +1,6 @@
 // The load of the samplers together.
-import { type Replica, ReplicaState } from '../gen/twinkle/api/gateway/v1/fleet_service_pb';
-import type { EngineLoad } from '../gen/twinkle/api/sampler/v1/engine_pb';
+import { type Replica, ReplicaState } from 'twinkle-grpc/api/gateway/v1/fleet_service_pb';
+import type { EngineLoad } from 'twinkle-grpc/api/sampler/v1/engine_pb';
 
 export interface Load {
   runningCount: number;

@@ -1,6 +1,6 @@
 // Reading of the newest runs, of their loss, and of the operations that they wait for.
-import type { Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
-import type { GetOperationResponse } from '../gen/twinkle/api/model/v1/training_service_pb';
+import type { Run } from 'twinkle-grpc/api/gateway/v1/catalogue_service_pb';
+import type { GetOperationResponse } from 'twinkle-grpc/api/model/v1/training_service_pb';
 import { type Curve, curveOf, LOSSES } from './curves';
 import { date } from './format';
 import { adapters, catalogue, fleet, metrics, sampler } from './rpc';

@@ -1,7 +1,7 @@
 // The settings of the playground, and their conversion to requests.
 import type { MessageInitShape } from '@bufbuild/protobuf';
-import { Role } from '../gen/twinkle/api/data/v1/message_pb';
-import type { SampleRequestSchema } from '../gen/twinkle/api/sampler/v1/sampler_service_pb';
+import { Role } from 'twinkle-grpc/api/data/v1/message_pb';
+import type { SampleRequestSchema } from 'twinkle-grpc/api/sampler/v1/sampler_service_pb';
 
 export interface Settings {
   baseModel: string;

@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { GetOperationResponseSchema, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
+import { GetOperationResponseSchema, OperationState } from 'twinkle-grpc/api/model/v1/training_service_pb';
 import { queueText } from './queue';
 
 test('a queued operation has its position and the estimated wait', () => {

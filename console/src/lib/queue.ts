@@ -1,5 +1,5 @@
 // Text for the status of the next operation of a run.
-import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
+import { type GetOperationResponse, OperationState } from 'twinkle-grpc/api/model/v1/training_service_pb';
 import { count, seconds, span } from './format';
 
 /** The state of an operation that runs or is queued, in words. `number` is its sequence number. */

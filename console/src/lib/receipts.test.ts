@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { OperationResultSchema } from '../gen/twinkle/api/model/v1/operation_result_pb';
+import { OperationResultSchema } from 'twinkle-grpc/api/model/v1/operation_result_pb';
 import { rowOf, sharingOf } from './receipts';
 
 const forward = (number: bigint, adapters: number, queueNanos: number) =>

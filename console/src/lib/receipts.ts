@@ -1,5 +1,5 @@
 // Queueing and sharing of passes, from the results of operations and their receipts, without the tensors.
-import type { OperationResult } from '../gen/twinkle/api/model/v1/operation_result_pb';
+import type { OperationResult } from 'twinkle-grpc/api/model/v1/operation_result_pb';
 import { decimal, seconds } from './format';
 
 export interface OperationRow {

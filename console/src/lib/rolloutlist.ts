@@ -1,10 +1,10 @@
 // Reading of the groups of a run, and of the rollouts of a group.
-import type { GetRolloutResponse, RolloutGroupSummary } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
+import type { GetRolloutResponse, RolloutGroupSummary } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
 import { failureOf, isAborted } from './failure';
 import { groupKey, mergeGroups, type RolloutToken, tokensOf } from './rollouts';
 import { rollouts } from './rpc';
 import { hasScope } from './session.svelte';
-import { elements } from './tensors';
+import { elements } from 'twinkle-grpc';
 import { TokenDecoder, vocabularyOf } from './vocabulary';
 
 export interface GroupList {

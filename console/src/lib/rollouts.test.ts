@@ -1,8 +1,8 @@
 import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
-import { Role } from '../gen/twinkle/api/data/v1/message_pb';
-import { RolloutGroupSummarySchema, RolloutSchema } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
-import { Dtype, TensorSchema } from '../gen/twinkle/api/tensor/v1/tensor_pb';
+import { Role } from 'twinkle-grpc/api/data/v1/message_pb';
+import { RolloutGroupSummarySchema, RolloutSchema } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
+import { Dtype, TensorSchema } from 'twinkle-grpc/api/tensor/v1/tensor_pb';
 import {
   groupKey,
   hasSamePrompt,
@@ -14,7 +14,7 @@ import {
   stepsOf,
   tokensOf,
 } from './rollouts';
-import { int32Tensor } from './tensors';
+import { int32Tensor } from 'twinkle-grpc';
 
 const group = (step: number, groupId: string, rewards: [number, number, number, number]) => {
   const [count, mean, minimum, maximum] = rewards;

@@ -1,10 +1,10 @@
 // Functions for rollouts: steps with their rewards, the selected rollout, and the tokens of a completion.
-import type { Rollout, RolloutGroupSummary } from '../gen/twinkle/api/gateway/v1/rollout_service_pb';
-import type { VersionSpan } from '../gen/twinkle/api/sampler/v1/sampling_pb';
+import type { Rollout, RolloutGroupSummary } from 'twinkle-grpc/api/gateway/v1/rollout_service_pb';
+import type { VersionSpan } from 'twinkle-grpc/api/sampler/v1/sampling_pb';
 import { decimal } from './format';
 import { plain } from './json';
 import type { Line } from './plot';
-import { elements } from './tensors';
+import { elements } from 'twinkle-grpc';
 
 /** A step with its groups, and statistics of their finite rewards. */
 export interface StepRow {

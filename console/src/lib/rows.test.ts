@@ -1,8 +1,8 @@
 import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { PeekedRowSchema } from '../gen/twinkle/api/data/v1/dataset_service_pb';
+import { PeekedRowSchema } from 'twinkle-grpc/api/data/v1/dataset_service_pb';
 import { rowOf } from './rows';
-import { int32Tensor } from './tensors';
+import { int32Tensor } from 'twinkle-grpc';
 
 const row = (init: MessageInitShape<typeof PeekedRowSchema>) => rowOf(create(PeekedRowSchema, init));
 

@@ -1,6 +1,6 @@
 // Rows of a dataset, as the data service shows them.
-import type { PeekedRow } from '../gen/twinkle/api/data/v1/dataset_service_pb';
-import { elements } from './tensors';
+import type { PeekedRow } from 'twinkle-grpc/api/data/v1/dataset_service_pb';
+import { elements } from 'twinkle-grpc';
 
 export interface EncodedRow {
   ids: number[];

@@ -1,8 +1,8 @@
 // The data of a run that several sections of its page show.
 import { untrack } from 'svelte';
-import type { Adapter } from '../gen/twinkle/api/model/v1/adapter_pb';
-import { type GetOperationResponse, OperationState } from '../gen/twinkle/api/model/v1/training_service_pb';
-import type { ResidentAdapter } from '../gen/twinkle/api/sampler/v1/engine_pb';
+import type { Adapter } from 'twinkle-grpc/api/model/v1/adapter_pb';
+import { type GetOperationResponse, OperationState } from 'twinkle-grpc/api/model/v1/training_service_pb';
+import type { ResidentAdapter } from 'twinkle-grpc/api/sampler/v1/engine_pb';
 import { RunCurves } from './curveFeed.svelte';
 import { hasReason } from './failure';
 import { OperationLog } from './operations.svelte';

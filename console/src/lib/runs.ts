@@ -1,5 +1,5 @@
 // Filters of runs, and the conventions for their names and tags.
-import { type Run } from '../gen/twinkle/api/gateway/v1/catalogue_service_pb';
+import { type Run } from 'twinkle-grpc/api/gateway/v1/catalogue_service_pb';
 
 export interface RunFilter {
   text: string;

@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { type Span, SpanKind, SpanSchema } from '../gen/twinkle/api/gateway/v1/trace_service_pb';
+import { type Span, SpanKind, SpanSchema } from 'twinkle-grpc/api/gateway/v1/trace_service_pb';
 import { duration, inOrder, labelOf, rowsOf, slotOf, ticks } from './spans';
 
 const span = (spanId: string, parentSpanId: string, begin: number, end: number): Span =>

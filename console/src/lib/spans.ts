@@ -1,6 +1,6 @@
 // The spans of a trace as a tree of rows on a time axis.
 import type { Timestamp } from '@bufbuild/protobuf/wkt';
-import { type Span, SpanKind } from '../gen/twinkle/api/gateway/v1/trace_service_pb';
+import { type Span, SpanKind } from 'twinkle-grpc/api/gateway/v1/trace_service_pb';
 
 export interface SpanRow {
   span: Span;

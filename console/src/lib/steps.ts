@@ -1,5 +1,5 @@
 // The steps of a dataset's recipe as text.
-import { type DatasetStep, TruncationStrategy } from '../gen/twinkle/api/data/v1/dataset_pb';
+import { type DatasetStep, TruncationStrategy } from 'twinkle-grpc/api/data/v1/dataset_pb';
 import { lower } from './format';
 import { plain } from './json';
 

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
 import example from '../../../tests/fixtures/trace_events.json';
-import { type Span, SpanKind, SpanSchema } from '../gen/twinkle/api/gateway/v1/trace_service_pb';
+import { type Span, SpanKind, SpanSchema } from 'twinkle-grpc/api/gateway/v1/trace_service_pb';
 import { traceEvents } from './traceEvents';
 
 const timestamp = (nanos: string) => ({

@@ -1,6 +1,6 @@
 // Conversion of spans to Chrome's trace event format, which Perfetto opens. `twinkle.telemetry.trace_events` has the same
 // conversion; both are tested with tests/fixtures/trace_events.json.
-import { type Span, SpanKind } from '../gen/twinkle/api/gateway/v1/trace_service_pb';
+import { type Span, SpanKind } from 'twinkle-grpc/api/gateway/v1/trace_service_pb';
 import { lower } from './format';
 import { nanoseconds, SERVICES, shortName } from './spans';
 

@@ -1,5 +1,5 @@
 // Reading of traces, and the filters of their list.
-import type { GetTraceResponse, ListTracesResponse } from '../gen/twinkle/api/gateway/v1/trace_service_pb';
+import type { GetTraceResponse, ListTracesResponse } from 'twinkle-grpc/api/gateway/v1/trace_service_pb';
 import { ApiError } from './failure';
 import type { Values } from './hash';
 import { traces } from './rpc';

@@ -1,7 +1,7 @@
 // The texts of tokens. They never change for a base model.
-import type { TokenForm } from '../gen/twinkle/api/sampler/v1/sampling_pb';
+import type { TokenForm } from 'twinkle-grpc/api/sampler/v1/sampling_pb';
 import { sampler } from './rpc';
-import { int32Tensor } from './tensors';
+import { int32Tensor } from 'twinkle-grpc';
 
 const MAX_TOKENS = 65_536;
 
