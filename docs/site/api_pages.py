@@ -43,20 +43,11 @@ The examples read the address and the key from the environment; `twinkle up` pri
 export TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-...
 ```
 
-The Python examples use the stubs in the package `twinkle-grpc`. The TypeScript examples use Connect with types that
-`buf generate` writes to the folder `gen`:
+The Python examples use the stubs in the package `twinkle-grpc`, and the TypeScript examples the npm package of the same
+name, for which [TypeScript](../../typescript.md) describes errors, retries and TLS:
 
 ```sh
-npm install @connectrpc/connect @connectrpc/connect-node @bufbuild/protobuf @bufbuild/protoc-gen-es
-```
-
-```yaml title="buf.gen.yaml"
-version: v2
-plugins:
-  - local: node_modules/.bin/protoc-gen-es
-    out: gen
-    opt: [target=ts, import_extension=js]
-    include_imports: true
+npm install twinkle-grpc @bufbuild/protobuf
 ```
 
 The curl examples use `buf curl` of the [Buf CLI](https://buf.build/docs/cli/), which sends JSON as gRPC:

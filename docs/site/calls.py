@@ -96,26 +96,24 @@ class ExampleCalls:
         )
 
     def typescript(self, contract: Contract, service: str, method: MethodDescriptorProto) -> str:
-        """Return a program for Connect, with types that protobuf-es generates into the folder `gen`."""
-        path = contract.file.name.removesuffix('.proto')
+        """Return a program with the package for TypeScript."""
+        path = contract.file.name.removesuffix('.proto').removeprefix('twinkle/')
         name = method.name[0].lower() + method.name[1:]
         body = _literal(self.request(method.input_type.removeprefix('.'), is_json=True), json.dumps)
         message = method.input_type.rpartition('.')[2]
         request = '(async function* () { yield request; })()' if method.client_streaming else 'request'
-        call = f'client.{name}({request}, {{ headers }})'
+        call = f'client.service({service}).{name}({request})'
         received = [f'for await (const response of {call}) console.log(response);']
         return '\n'.join(
             [
                 "import { fromJson } from '@bufbuild/protobuf';",
-                "import { createClient } from '@connectrpc/connect';",
-                "import { createGrpcTransport } from '@connectrpc/connect-node';",
-                f"import {{ {message}Schema, {service} }} from './gen/{path}_pb.js';",
+                "import { TwinkleClient } from 'twinkle-grpc';",
+                f"import {{ {message}Schema, {service} }} from 'twinkle-grpc/{path}_pb';",
                 '',
-                'const transport = createGrpcTransport({ baseUrl: `http://${process.env.TWINKLE_SERVER_URL}` });',
-                f'const client = createClient({service}, transport);',
-                'const headers = { authorization: `Bearer ${process.env.TWINKLE_API_KEY}` };',
+                'const client = new TwinkleClient();',
                 f'const request = fromJson({message}Schema, {body});',
                 *(received if method.server_streaming else [f'console.log(await {call});']),
+                'client.close();',
             ]
         )
 

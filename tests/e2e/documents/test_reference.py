@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import pytest
 
-from docs.site.api_pages import ApiPages
 from docs.site.calls import ExampleCalls, methods_of
 from docs.site.contracts import Contract, read_contracts
 from fixtures.documented import DOCUMENTED_MODEL
@@ -32,9 +31,10 @@ OTHER_CODES: Mapping[str, str] = {
     'CheckpointService.UploadCheckpoint': 'ABORTED',
     'SamplerService.Sleep': 'FAILED_PRECONDITION',
 }
-"""Other error codes: the stack has no second trainer, the upload ends early, and the torch engine cannot sleep."""
-NODE_MODULES = ROOT / 'console' / 'node_modules'
-GENERATED = ROOT / 'console' / 'src' / 'gen'
+"""Other refusals: the stack has no second trainer, the upload ends early, and the torch engine cannot sleep."""
+NODE_MODULES = ROOT / 'node_modules'
+PACKAGE = ROOT / 'sdk' / 'typescript' / 'dist'
+TYPESCRIPT = re.compile(r'^```ts\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 SOME = ('SamplerService.Sample', 'FleetService.WatchFleet', 'AdapterService.GetAdapter', 'KeyService.CreateKey')
 """Methods with one response, many responses and no response, called as commands and from TypeScript."""
 
@@ -152,23 +152,19 @@ def test_every_command_is_accepted(tiny_stack: StackState, variables: Mapping[st
     assert_accepted({name: code_of_curl(command, tmp_path, variables) for name, command in commands.items()})
 
 
-def compile_typescript(folder: Path, programs: Mapping[str, str], generated: Path | None = None) -> None:
+def compile_typescript(folder: Path, programs: Mapping[str, str]) -> None:
     """Write programs to a folder, and compile them with strict types to JavaScript for Node.js."""
-    assert GENERATED.exists(), 'the console is not built; run ./run console'
+    assert PACKAGE.exists(), 'the TypeScript package is not built; run ./run console'
     (folder / 'node_modules').symlink_to(NODE_MODULES)
-    if generated is not None:
-        (folder / 'gen').symlink_to(generated)
     for name, program in programs.items():
         (folder / f'{name}.ts').write_text(program)
     options = {
         'strict': True,
         'target': 'es2023',
-        'module': 'esnext',
-        'moduleResolution': 'bundler',
+        'module': 'nodenext',
         'types': ['node'],
         'skipLibCheck': True,
         'outDir': 'js',
-        'noEmit': generated is not None,
     }
     (folder / 'tsconfig.json').write_text(json.dumps({'compilerOptions': options, 'include': ['*.ts']}))
     (folder / 'package.json').write_text('{"type": "module"}')
@@ -182,28 +178,28 @@ def run_node(arguments: list[str], folder: Path) -> None:
 
 
 def test_every_typescript_example_compiles(tmp_path: Path) -> None:
-    """The strict compiler accepts all examples with the types that are generated from the contracts."""
-    compile_typescript(tmp_path, examples('typescript'), GENERATED)
+    """The strict compiler accepts all examples with the types of the package."""
+    compile_typescript(tmp_path, examples('typescript'))
+
+
+def test_documented_typescript_compiles(tmp_path: Path) -> None:
+    """The strict compiler accepts the blocks of each page about the package as one program."""
+    pages = {page.stem: page.read_text() for page in (ROOT / 'docs/typescript.md', ROOT / 'sdk/typescript/README.md')}
+    programs = {name: '\n'.join(TYPESCRIPT.findall(text)) for name, text in pages.items()}
+    assert all(programs.values())
+    compile_typescript(tmp_path, programs)
 
 
 @pytest.mark.slow
 def test_typescript_examples_run(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
-    """`buf generate` writes types with the configuration on the reference page, and programs run with these types."""
-    page = ApiPages(contracts(), ROOT).pages()['reference/api/index.md']
-    found = re.search(r'```yaml title="buf.gen.yaml"\n(.*?)```', page, re.DOTALL)
-    assert found
+    """Programs with the package are answered as their Python programs are."""
     written = on_tiny_model(examples('typescript'), tiny_stack)
     programs = {name: written[name] for name in SOME}
-    (tmp_path / 'buf.gen.yaml').write_text(found[1])
-    (tmp_path / 'node_modules').symlink_to(NODE_MODULES)
-    buf = [str(Path(sys.prefix, 'bin', 'buf')), 'generate', str(ROOT / 'protos')]
-    subprocess.run(buf, cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / 'node_modules').unlink()
     compile_typescript(tmp_path, programs)
     codes: dict[str, str] = {}
     for name in programs:
         line, errors = first_line(['node', f'js/{name}.js'], tmp_path, variables)
-        refused = re.search(r'ConnectError: \[(\w+)\]', errors)
+        refused = re.search(r'NotFoundError: ', errors)
         assert line or refused, errors
-        codes[name] = 'OK' if line else str(refused and refused[1]).upper()
+        codes[name] = 'OK' if line else 'NOT_FOUND'
     assert_accepted(codes)
