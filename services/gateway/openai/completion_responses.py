@@ -199,9 +199,18 @@ class ResponseWriter:
         }
 
 
+def weight_names(model: ResolvedModel) -> dict[str, Any]:
+    """Return the names of the weights that a model name refers to."""
+    adapter = model.adapter
+    return {
+        'base_model': shown_name(model.base_model),
+        'adapter_id': adapter.adapter_id or None if adapter else None,
+        'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
+    }
+
+
 def attribution(model: ResolvedModel, usage: TokenUsage) -> dict[str, Any]:
     """Return the weights that produced each span of tokens."""
-    adapter = model.adapter
     spans = {
         index: [
             {'version': span.version, 'begin_token': span.begin_token, 'end_token': span.end_token} for span in spans
@@ -209,9 +218,7 @@ def attribution(model: ResolvedModel, usage: TokenUsage) -> dict[str, Any]:
         for index, spans in sorted(usage.spans.items())
     }
     return {
-        'base_model': shown_name(model.base_model),
-        'adapter_id': adapter.adapter_id or None if adapter else None,
-        'checkpoint_path': adapter.checkpoint_path or None if adapter else None,
+        **weight_names(model),
         'choices': [{'index': index, 'version_spans': found} for index, found in spans.items()],
     }
 

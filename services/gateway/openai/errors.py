@@ -32,9 +32,10 @@ _PARAMS = (
     (r'prompt\.chat\.trajectory\.(?=messages|tools)', ''),
     (r'prompt\.chat.*', 'messages'),
     (r'prompt\..*', 'prompt'),
+    (r'prompts(\[\d+\]).*', r'input\1'),
     (r'(base_model|adapter)\b.*', 'model'),
 )
-"""Patterns of sampler fields, and the parameters of chats and completions that the fields are converted from."""
+"""Patterns of sampler fields, and the parameters of the HTTP API that the fields are converted from."""
 ITEM_PARAMS = {'messages': 'input', 'max_tokens': 'max_output_tokens', 'response_format': 'text.format'}
 """Parameters of `/v1/responses` by the parameter of a chat with the same meaning."""
 BLOCK_PARAMS = {'messages': 'messages', 'stop': 'stop_sequences'}
@@ -85,7 +86,7 @@ class OpenAiErrors:
     def _param_of(self, field: str) -> str:
         for pattern, param in _PARAMS:
             if match := re.match(pattern, field):
-                found = param + field[match.end() :]
+                found = match.expand(param) + field[match.end() :]
                 name = re.split(r'\W', found, maxsplit=1)[0]
                 return self._params.get(name, found)
         return field

@@ -17,7 +17,11 @@ from services.gateway.fleet.members import Membership
 from services.gateway.fleet.model_routes import served_name, shown_name
 from services.gateway.fleet.rules import ReplicaReport
 from services.gateway.paging import Page
-from services.gateway.sampling.convert import describe_request_from_bytes, sample_request_from_bytes
+from services.gateway.sampling.convert import (
+    batch_request_from_bytes,
+    describe_request_from_bytes,
+    sample_request_from_bytes,
+)
 from services.gateway.sampling.ports import WeightFacts
 from services.gateway.sampling.sampling import Sampling
 from services.kit.caller import Caller
@@ -56,6 +60,15 @@ class FleetSamplers:
         async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
                 yield wire.SampleResponse.FromString(response.message)
+
+    async def sample_batch(
+        self, caller: Caller, request: wire.SampleBatchRequest
+    ) -> AsyncGenerator[wire.SampleBatchResponse, None]:
+        """Yield the result of each prompt when it is finished. Closing the generator cancels the other prompts."""
+        parsed = batch_request_from_bytes(request.SerializeToString())
+        async with aclosing(self._sampling.sample_batch(caller, parsed)) as results:
+            async for result in results:
+                yield wire.SampleBatchResponse.FromString(result.message)
 
     async def describe_tokens(self, caller: Caller, request: wire.DescribeTokensRequest) -> wire.DescribeTokensResponse:
         parsed = describe_request_from_bytes(request.SerializeToString())

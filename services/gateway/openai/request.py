@@ -80,7 +80,8 @@ def completion_request(body: Mapping[str, Any]) -> GenerationRequest:
     if given.echo and given.logprobs is not None:
         params.is_prompt_logprobs_returned = True
         params.prompt_top_logprob_count = given.logprobs
-    return generation_request(given, _prompts(given.prompt), params, top_logprobs=given.logprobs, is_echoed=given.echo)
+    prompts = prompts_of(given.prompt, 'prompt', limit=MAX_CHOICES)
+    return generation_request(given, prompts, params, top_logprobs=given.logprobs, is_echoed=given.echo)
 
 
 def generation_request(
@@ -137,18 +138,28 @@ def sampling_params(
     return params
 
 
-def _prompts(value: Any) -> tuple[sampling_pb2.Prompt, ...]:
+def prompts_of(value: Any, field: str, *, limit: int) -> tuple[sampling_pb2.Prompt, ...]:
+    """Return the prompts of a string, a list of strings, a list of tokens, or a list of token lists.
+
+    Args:
+        value: value of the parameter.
+        field: name of the parameter.
+        limit: maximum number of prompts.
+
+    Raises:
+        InvalidField: the value has a different form, a prompt is empty, or there are too many prompts.
+    """
     if isinstance(value, str):
-        return (_text_prompt(value, 'prompt'),)
+        return (_text_prompt(value, field),)
     if not isinstance(value, list) or not value:
-        raise InvalidField('prompt', 'must be a string, a list of strings, a list of tokens, or a list of token lists')
+        raise InvalidField(field, 'must be a string, a list of strings, a list of tokens, or a list of token lists')
     items = cast('list[Any]', value)
     if type(items[0]) is int:
-        return (_token_prompt(items, 'prompt'),)
-    if len(items) > MAX_CHOICES:
-        raise InvalidField('prompt', f'must have at most {MAX_CHOICES} prompts')
+        return (_token_prompt(items, field),)
+    if len(items) > limit:
+        raise InvalidField(field, f'must have at most {limit} prompts, got {len(items)}')
     make = _text_prompt if isinstance(items[0], str) else _token_prompt
-    return tuple(make(item, f'prompt[{index}]') for index, item in enumerate(items))
+    return tuple(make(item, f'{field}[{index}]') for index, item in enumerate(items))
 
 
 def _text_prompt(value: Any, field: str) -> sampling_pb2.Prompt:

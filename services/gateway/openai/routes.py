@@ -20,6 +20,7 @@ from services.gateway.openai.completion_responses import (
     ResponseWriter,
     Writer,
 )
+from services.gateway.openai.embeddings import embedding_request, embedding_response
 from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
 from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from services.gateway.openai.request import GenerationRequest, completion_request
@@ -40,7 +41,7 @@ PREFIXES = ('/v1', '/oai/api/v1')
 
 
 class OpenAiRoutes:
-    """Routes of models, completions, chat completions, responses, and Anthropic's messages."""
+    """Routes of models, completions, chat completions, responses, embeddings, and Anthropic's messages."""
 
     def __init__(self, samplers: FleetSamplers, models: ModelResolver, *, clock: Clock, body_bytes: int) -> None:
         """Create the routes; a request body may have at most `body_bytes` bytes."""
@@ -61,6 +62,7 @@ class OpenAiRoutes:
             ('GET', '/models/{model:path}', 'openai.models.get', self._get_model, shared),
             ('POST', '/completions', 'openai.completions', complete, shared),
             ('POST', '/chat/completions', 'openai.chat.completions', chat, shared),
+            ('POST', '/embeddings', 'openai.embeddings', self._embed, shared),
             ('POST', '/responses', 'openai.responses', respond, OpenAiErrors(ITEM_PARAMS)),
         )
         routes = [
@@ -86,6 +88,13 @@ class OpenAiRoutes:
     async def _get_model(self, call: HttpCall) -> Response:
         call.body_done.set()
         return JsonResponse(await self._models.show(current_caller(), call.path_values['model']))
+
+    async def _embed(self, call: HttpCall) -> Response:
+        request = await read_json(call, embedding_request, limit_bytes=self._body_bytes)
+        call.body_done.set()
+        model = await self._models.find(current_caller(), request.model)
+        async with aclosing(self._samplers.sample_batch(current_caller(), request.to_sampler(model))) as results:
+            return JsonResponse(await embedding_response(request, model, results, reserve=call.reserve_body))
 
     async def _generate(
         self,

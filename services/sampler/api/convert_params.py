@@ -119,7 +119,11 @@ def _probe(message: sampling_pb2.PromptProbe) -> PromptProbe:
         field = 'params.prompt_probe.target_token_ids'
         targets = tensor_from_proto(message.target_token_ids, field, dtypes=('int32',), dimensions=2)
     try:
-        return PromptProbe(target_token_ids=targets, draw_count=message.draw_count)
+        return PromptProbe(
+            target_token_ids=targets,
+            draw_count=message.draw_count,
+            is_embedding_returned=message.is_embedding_returned,
+        )
     except InvalidProbe as error:
         raise InvalidField(f'params.{error.field}', error.problem) from error
 

@@ -96,6 +96,8 @@ def _prompt_to_proto(prompt: PromptComputed) -> sampling_pb2.PromptInfo:
         target_logprobs=None if probe.target_logprobs is None else tensor_to_proto(probe.target_logprobs),
         drawn_token_ids=None if probe.drawn_token_ids is None else tensor_to_proto(probe.drawn_token_ids),
         drawn_logprobs=None if probe.drawn_logprobs is None else tensor_to_proto(probe.drawn_logprobs),
+        embedding=None if probe.embedding is None else tensor_to_proto(probe.embedding),
+        version=prompt.version,
     )
 
 

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from services.sampler.domain.errors import AdapterMisfit
 from services.sampler.domain.generation import (
     GenerationEvent,
@@ -18,13 +20,13 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
     """Convert an event of the library that belongs to `request`.
 
     Raises:
-        AdapterMisfit: A log-probability is NaN, so the tokens cannot be trusted.
+        AdapterMisfit: A log-probability is NaN, so the tokens cannot be trusted, or an embedding is not finite.
     """
-    if not all(map(_is_number, _token_logprobs(event, request))):
+    if not (all(map(_is_number, _token_logprobs(event, request))) and _is_embedding_finite(event)):
         name, version = (request.adapter.adapter.name, request.adapter.version) if request.adapter else ('', 0)
         raise AdapterMisfit(
             name,
-            f'finite weights, but version {version} computes log-probabilities that are NaN; sample an earlier version',
+            f'finite weights, but version {version} computes values that are NaN or infinite; use an earlier version',
         )
     if isinstance(event, PromptEvent):
         return [
@@ -34,6 +36,7 @@ def events_of(event: EngineEvent, request: GenerationRequest) -> list[Generation
                 top_logprobs=event.top_logprobs,
                 probe=event.probe,
                 cached_tokens=event.cached_tokens,
+                version=event.version,
             )
         ]
     return _token_events(event)
@@ -54,6 +57,11 @@ def _probed_logprobs(result: ProbeResult, request: GenerationRequest) -> list[fl
     if result.drawn_logprobs is not None:
         found += result.drawn_logprobs.reshape(-1).tolist()
     return found
+
+
+def _is_embedding_finite(event: EngineEvent) -> bool:
+    probe = event.probe if isinstance(event, PromptEvent) else None
+    return probe is None or probe.embedding is None or bool(np.isfinite(probe.embedding).all())
 
 
 def _is_number(value: float | None) -> bool:

@@ -109,6 +109,8 @@ class PromptComputed:
     """Results of the request's `prompt_probe`; None if it was not requested."""
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
+    version: int = 0
+    """Version that computed the prompt; 0 for the base model alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Values to compute at the positions of a prompt, in addition to the log-probabilities of its tokens.
+"""Values to compute for a prompt in addition to the log-probabilities of its tokens.
 
-Legend: T tokens of the prompt, K target tokens per position.
+Legend: T tokens of the prompt, K target tokens per position, D hidden size of the model.
 """
 
 from dataclasses import dataclass
@@ -34,13 +34,15 @@ class InvalidProbe(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PromptProbe:
-    """Values to compute at each position after the first. Row i of a matrix belongs to position i + 1."""
+    """Values to compute for a prompt. Row i of a matrix belongs to position i + 1."""
 
     target_token_ids: npt.NDArray[np.signedinteger[Any]] | None = None
     """[T - 1, K]: tokens whose log-probabilities are returned; -1 requests nothing. None: no log-probabilities."""
     draw_count: int = 0
     """Number of tokens to draw at each position, independently and with replacement. Only the temperature and the seed
     of the request affect them, not its filters and penalties."""
+    is_embedding_returned: bool = False
+    """Whether to return the hidden state of the prompt's last token, which `InfonceLoss` trains."""
 
     def __post_init__(self) -> None:
         """Validate the values.
@@ -91,10 +93,12 @@ class ProbeResult:
     """Drawn tokens, [T - 1, draw_count]."""
     drawn_logprobs: npt.NDArray[np.float32] | None = None
     """Natural log-probabilities of the drawn tokens before temperature, [T - 1, draw_count]."""
+    embedding: npt.NDArray[np.float32] | None = None
+    """Hidden state of the last token after the last layer's normalization, [D]; not scaled to unit length."""
 
     @classmethod
     def empty(cls, probe: PromptProbe, rows: int) -> 'ProbeResult':
-        """Return a result for `rows` positions, to be filled in: all log-probabilities are NaN."""
+        """Return a result for `rows` positions, to be filled in: log-probabilities are NaN, and there is no embedding."""
         targets, shape = probe.target_token_ids, (rows, probe.draw_count)
         return cls(
             target_logprobs=None if targets is None else np.full(targets.shape, np.nan, np.float32),

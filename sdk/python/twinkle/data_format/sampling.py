@@ -113,7 +113,7 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
     """Form that the completion must have. If None, the form is free."""
     prompt_probe: PromptProbe | None = None
-    """Values to compute at the positions of the prompt, if any."""
+    """Values to compute for the prompt, if any."""
     return_routed_experts: bool = False
     """Whether to return the experts of each token, for routing replay in training. Needs a mixture of experts."""
 
@@ -234,7 +234,7 @@ class SampleResponse:
     """Pairs `(token_id, natural log-probability)` of the most likely tokens at each position of the prompt, if
     requested. The first element is `None`."""
     prompt_probe: ProbeResult | None = None
-    """Values at the positions of the prompt, if requested."""
+    """Values that the probe of the prompt requested."""
 
 
 class SampleResults(list[SampleResponse]):

@@ -61,6 +61,7 @@ def _probe(probe: PromptProbe) -> pb.PromptProbe:
     return pb.PromptProbe(
         target_token_ids=None if targets is None else tensor_to_proto(targets.astype(np.int32)),
         draw_count=probe.draw_count,
+        is_embedding_returned=probe.is_embedding_returned,
     )
 
 

@@ -65,7 +65,8 @@ def sample_response(response: sampler_service_pb2.SampleBatchResponse, *, prompt
 
 
 def _probe_result(prompt: sampling_pb2.PromptInfo) -> ProbeResult | None:
-    names = [field.name for field, _ in prompt.ListFields() if field.name.startswith(('target_', 'drawn_'))]
+    fields = ('target_logprobs', 'drawn_token_ids', 'drawn_logprobs', 'embedding')
+    names = [name for name in fields if prompt.HasField(name)]
     return ProbeResult(**{name: tensor_from_proto(getattr(prompt, name)) for name in names}) if names else None
 
 

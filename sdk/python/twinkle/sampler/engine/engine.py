@@ -70,8 +70,7 @@ class SamplerEngine:
         self._new_seed = new_seed or (lambda: random.SystemRandom().getrandbits(63))
         context = min(self.config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
         memory_bytes = self.config.kv_cache_memory_bytes
-        if memory_bytes < model.cache_size.of(1):
-            needed = model.cache_size.of(1)
+        if memory_bytes < (needed := model.cache_size.of(1)):
             raise ValueError(f'kv_cache_memory_bytes must be at least {needed} for one token, got {memory_bytes}')
         self.admission = Admission(
             vocab_size=model.vocab_size,
@@ -313,6 +312,8 @@ class SamplerEngine:
             owner = [(group.request.adapter, range(len(scored)))]
             rows_RD = hidden_RD[[row - chunk.begin for row in scored]]
             group.scores.record(scored, self._model.logits(rows_RD, adapters=adapter_spans(owner)))
+        if group.is_prompt_computed:
+            group.scores.record_last(hidden_RD[-1])
 
     def _start(self, group: SampleGroup, logits_V: Tensor) -> list[EngineEvent]:
         """Report a computed prompt, and sample the first token of each sequence that has none."""

@@ -1,6 +1,10 @@
-"""The scores of one prompt, collected from the logits of its rows. V is the vocabulary size, R a number of rows."""
+"""The scores of one prompt, collected from the logits of its rows, and its embedding.
+
+Legend: V vocabulary size, R number of rows, D hidden size.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,6 +42,7 @@ class PromptScores:
             logprobs=None if self._top_count is None else self._logprobs,
             top_logprobs=self._top if self._top_count else None,
             probe=self._result if self._request.params.prompt_probe else None,
+            version=self._request.version,
         )
 
     def rows_among(self, begin: int, end: int) -> list[int]:
@@ -56,6 +61,11 @@ class PromptScores:
                 self._top.append(most_likely(logprobs_V, self._top_count))
             self._record_targets(row, logprobs_V)
             self._record_draws(row, logits_V, logprobs_V)
+
+    def record_last(self, hidden_D: Tensor) -> None:
+        """Record the hidden state of the prompt's last token if the request needs the embedding."""
+        if self._probe.is_embedding_returned:
+            self._result = replace(self._result, embedding=hidden_D.float().cpu().numpy().copy())
 
     def _record_targets(self, row: int, logprobs_V: Tensor) -> None:
         targets, found = self._probe.target_token_ids, self._result.target_logprobs

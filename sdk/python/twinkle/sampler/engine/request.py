@@ -112,6 +112,8 @@ class PromptEvent:
     """Results of the request's `prompt_probe`. None: not requested."""
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache."""
+    version: int = 0
+    """Version that computed the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)

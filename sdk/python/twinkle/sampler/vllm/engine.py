@@ -331,7 +331,6 @@ class VllmEngine:
             started = replay(request.continued, new_detector)
         else:
             started = {index: Replay((), new_detector(), None) for index in range(request.params.num_samples)}
-        top_count = request.params.logprobs or 0
         return [
             Sequence(
                 request.request_id,
@@ -340,7 +339,7 @@ class VllmEngine:
                 state.stop_detector,
                 state.tokens,
                 state.reason,
-                top_count,
+                request.params.logprobs or 0,
                 is_structured=request.params.structured_output is not None,
             )
             for index, state in started.items()
@@ -362,8 +361,8 @@ class VllmEngine:
                     if sequence.index:
                         delayed += [event] if event else []
                         continue
-                    probe = await probe_prompt(run, partial(self._outputs, run.request))
-                    yield prompt_event(run.request, output, probe)
+                    probe = await probe_prompt(run, partial(self._outputs, run.request), self._core.call_workers)
+                    yield prompt_event(run, output, probe)
                     for earlier in delayed:
                         yield earlier
                     delayed = None
@@ -383,6 +382,7 @@ class VllmEngine:
             sequence_index=sequence.index,
             sampled_ids=sequence.sampled_ids,
             form=run.constraint,
+            embedding_key=sequence.engine_id,
         )
         token_ids = [*run.request.prompt_token_ids, *sequence.sampled_ids]
         async with aclosing(self._outputs(run.request, sequence.engine_id, token_ids, params)) as outputs:

@@ -7,7 +7,8 @@
   incomplete prompts. vLLM would reset an offset that these generators do not have.
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
-  tokens of all other requests. The patch keeps these tokens.
+  tokens of all other requests. The patch keeps them.
+* Both model runners record the embeddings that requests need; vLLM returns them only from engines without sampling.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,10 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from twinkle.sampler.vllm import cpu_lora
+from twinkle.sampler.vllm import cpu_lora, embeddings
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
 from twinkle.sampler.vllm.forms import FormBudget, started_tokens
 
@@ -57,9 +59,12 @@ def apply() -> None:
     StructuredOutputManager._create_grammar = _create_grammar  # noqa: SLF001 - no public name exists
     Sampler.forward = _sample
     Sampler.gather_specific_token_logprobs = _gather_chosen
+    GPUModelRunner._bookkeeping_sync = _record_step  # noqa: SLF001 - no public name exists
+    PromptLogprobsWorker.add_request = _add_request
+    PromptLogprobsWorker.remove_request = _remove_request
+    PromptLogprobsWorker.compute_prompt_token_id_logprobs = _compute_prompt_scores
     if current_platform.is_cpu():
         KVCacheConfig.needs_kv_cache_zeroing = property(_is_cleared)
-        GPUModelRunner._bookkeeping_sync = _record_step  # noqa: SLF001 - no public name exists
         punica_cpu.PunicaWrapperCPU.update_metadata = cpu_lora.update_metadata
         punica_cpu.PunicaWrapperCPU.add_lora_linear = cpu_lora.add_lora_linear
 
@@ -71,6 +76,9 @@ _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
 _stock_sample: Callable[..., Any] = Sampler.forward
 _stock_gather_chosen: Callable[..., Any] = Sampler.gather_specific_token_logprobs
 _stock_record_step: Callable[..., Any] = GPUModelRunner._bookkeeping_sync  # noqa: SLF001 - no public name exists
+_stock_add_request: Callable[..., None] = PromptLogprobsWorker.add_request
+_stock_remove_request: Callable[..., None] = PromptLogprobsWorker.remove_request
+_stock_prompt_scores: Callable[..., Any] = PromptLogprobsWorker.compute_prompt_token_id_logprobs
 _stock_create_grammar: Callable[..., Any] = StructuredOutputManager._create_grammar  # noqa: SLF001 - no public name exists
 
 
@@ -116,17 +124,48 @@ def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwa
     return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
 
 
-def _record_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record the results of a step. Requests whose prompts are incomplete keep the states of before the step."""
+def _record_step(self: Any, scheduler_output: Any, sampled: Any, logits: Any, hidden_TD: Tensor, *args: Any) -> Any:
+    """Record the embeddings and the results of a step.
+
+    On a CPU, requests whose prompts are incomplete keep the states of generators of before the step.
+    """
+    embeddings.record_v1(self, scheduler_output, hidden_TD)
     batch = self.input_batch
     incomplete = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs]).tolist()
-    kept = {row: batch.generators.pop(row) for row in incomplete if row in batch.generators}
+    is_kept = current_platform.is_cpu()
+    kept = {row: batch.generators.pop(row) for row in incomplete if is_kept and row in batch.generators}
     for row, generator in kept.items():
         generator.set_state(self.sampler.twinkle_states[row])
     try:
-        return _stock_record_step(self, *args, **kwargs)
+        return _stock_record_step(self, scheduler_output, sampled, logits, hidden_TD, *args)
     finally:
         batch.generators.update(kept)
+
+
+def _add_request(self: Any, request_id: str, index: int, params: Any) -> None:
+    """Begin a request, and keep the key of the embedding that it needs."""
+    _stock_add_request(self, request_id, index, params)
+    if key := embeddings.key_of(params):
+        _keys_of(self)[request_id] = key
+
+
+def _remove_request(self: Any, request_id: str) -> None:
+    """End a request."""
+    _stock_remove_request(self, request_id)
+    _keys_of(self).pop(request_id, None)
+
+
+def _compute_prompt_scores(self: Any, logits_of: Any, hidden_TD: Tensor, batch: Any, prompt_lengths: Any) -> Any:
+    """Record the embeddings of the prompts that a step completed, and compute vLLM's scores of prompts."""
+    embeddings.record_v2(_keys_of(self), batch, prompt_lengths, hidden_TD)
+    return _stock_prompt_scores(self, logits_of, hidden_TD, batch, prompt_lengths)
+
+
+def _keys_of(worker: Any) -> dict[str, str]:
+    """Return the keys of the embeddings that the requests of a V2 model runner need."""
+    if not hasattr(worker, 'twinkle_embedding_keys'):
+        worker.twinkle_embedding_keys = {}
+    return worker.twinkle_embedding_keys
 
 
 def _gather_chosen(self: Any, logprobs_RV: Tensor, chosen: dict[int, list[int]], sampled_R: Tensor) -> Any:

@@ -1,11 +1,13 @@
 """Prompt probes: vLLM samples tokens after each prefix of a prompt, and scores the requested tokens there.
 
+The workers have already recorded the embedding (`embeddings.py`).
+
 A probe starts when its prompt has been computed, so nearly all of each prefix is found in the prefix cache.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy.typing as npt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from twinkle.data_format import ProbeResult, PromptProbe
+from twinkle.sampler.errors import EngineFailed
+from twinkle.sampler.vllm.embeddings import embedding_of
 from twinkle.sampler.vllm.merge import merged
 from twinkle.sampler.vllm.request import Run
 from twinkle.sampler.vllm.sampling import sequence_seed
@@ -22,6 +26,9 @@ CONCURRENT_STEPS = 16
 
 Outputs = Callable[[str, list[int], SamplingParams], AsyncGenerator[Any, None]]
 """Returns vLLM's outputs for the id of a sequence, its prompt, and its parameters."""
+
+CallWorkers = Callable[..., Awaitable[list[Any]]]
+"""Calls a method of every worker, and returns the results."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,21 @@ class _Step:
     """Tokens to score; empty for all but the first token of a position."""
 
 
-async def probe_prompt(run: Run, outputs: Outputs) -> ProbeResult | None:
-    """Return the result of a request's probe; None without a probe, or if the request was aborted."""
+async def probe_prompt(run: Run, outputs: Outputs, call_workers: CallWorkers) -> ProbeResult | None:
+    """Return the result of a request's probe; None without a probe, or if the request was aborted.
+
+    Raises:
+        EngineFailed: no worker has recorded the embedding.
+    """
     probe, prompt = run.request.params.prompt_probe, run.request.prompt_token_ids
     if probe is None:
         return None
     result = ProbeResult.empty(probe, len(prompt) - 1)
+    if probe.is_embedding_returned and not run.is_aborted:
+        embedding = embedding_of(await call_workers('twinkle_take_embedding', run.sequences[0].engine_id))
+        if embedding is None:
+            raise EngineFailed('the workers have not recorded the embedding; send the request again')
+        result = replace(result, embedding=embedding)
     steps = _steps(probe, len(prompt) - 1)
     async with aclosing(merged([_stream(run, steps, outputs) for _ in range(CONCURRENT_STEPS)])) as found:
         async for step, output in found:

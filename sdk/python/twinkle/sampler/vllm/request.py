@@ -135,13 +135,14 @@ class Run:
         return len(self.request.prompt_token_ids) + sum(item.token_count for item in self.sequences)
 
 
-def prompt_event(request: VllmRequest, output: Any, probe: ProbeResult | None) -> PromptEvent:
-    """Return the event for the computed prompt, made from the first output of the first sequence and the probe."""
+def prompt_event(run: Run, output: Any, probe: ProbeResult | None) -> PromptEvent:
+    """Return the event that reports the computed prompt, from the first output of the first sequence and the probe."""
+    request, version = run.request, run.sequences[0].version
     found = output.prompt_logprobs
     wanted = request.params.prompt_logprobs
     cached = output.num_cached_tokens or 0
     if wanted is None or not found:
-        return PromptEvent(request_id=request.request_id, probe=probe, cached_tokens=cached)
+        return PromptEvent(request_id=request.request_id, probe=probe, cached_tokens=cached, version=version)
     entries = [top_tokens(found, position, count=wanted) for position in range(1, len(request.prompt_token_ids))]
     return PromptEvent(
         request_id=request.request_id,
@@ -149,4 +150,5 @@ def prompt_event(request: VllmRequest, output: Any, probe: ProbeResult | None) -
         top_logprobs=[None, *(entry[1:] for entry in entries)] if wanted else None,
         probe=probe,
         cached_tokens=cached,
+        version=version,
     )

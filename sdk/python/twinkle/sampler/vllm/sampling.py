@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from twinkle.data_format import SamplingParams as OurParams
 from twinkle.sampler.engine.request import TopTokens
 from twinkle.sampler.engine.stopping import StopRules
+from twinkle.sampler.vllm.embeddings import EMBEDDING_KEY
 from twinkle.sampler.vllm.forms import BEGUN_KEY
 from twinkle.sampler.vllm.penalties import penalty_arguments
 
@@ -37,6 +38,7 @@ def vllm_params(
     sequence_index: int,
     sampled_ids: Sequence[int],
     form: StructuredOutputsParams | None = None,
+    embedding_key: str = '',
 ) -> SamplingParams:
     """Return vLLM's parameters for one sequence.
 
@@ -49,6 +51,7 @@ def vllm_params(
         sequence_index: index of the sequence in the request.
         sampled_ids: tokens sampled by another engine, which are part of vLLM's prompt.
         form: checked structured output.
+        embedding_key: key of the prompt's embedding, if the request needs it.
     """
     left = max(rules.max_tokens - len(sampled_ids), 1)
     wants_prompt = sequence_index == 0 and not sampled_ids
@@ -69,7 +72,7 @@ def vllm_params(
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=form,
         skip_clone=True,
-        **_penalties_and_beginning(params, sampled_ids),
+        **_more_arguments(params, sampled_ids, embedding_key if wants_prompt else ''),
     )
 
 
@@ -84,9 +87,12 @@ def top_tokens(logprobs: Any, position: int, *, count: int) -> TopTokens:
     return [sampled, *best]
 
 
-def _penalties_and_beginning(params: OurParams, sampled_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the arguments for penalties and for continuing structured output."""
+def _more_arguments(params: OurParams, sampled_ids: Sequence[int], embedding_key: str) -> dict[str, Any]:
+    """Return the arguments for penalties, for continuing structured output, and for the embedding of the prompt."""
     arguments = penalty_arguments(params, sampled_ids)
+    extra: dict[str, Any] = {}
     if sampled_ids and params.structured_output is not None:
-        arguments['extra_args'] = {**arguments.get('extra_args', {}), BEGUN_KEY: len(sampled_ids)}
-    return arguments
+        extra[BEGUN_KEY] = len(sampled_ids)
+    if embedding_key and params.prompt_probe is not None and params.prompt_probe.is_embedding_returned:
+        extra[EMBEDDING_KEY] = embedding_key
+    return {**arguments, 'extra_args': {**arguments.get('extra_args', {}), **extra}} if extra else arguments

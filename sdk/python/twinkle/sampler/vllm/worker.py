@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twinkle.sampler.vllm import patches
+from twinkle.sampler.vllm import embeddings, patches
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, build_model, is_whole
 from twinkle.sampler.vllm.plans import Misfit, PlanCache, map_file, read_layout
 from twinkle.sampler.vllm.watchdog import exit_with_owner
@@ -92,6 +92,10 @@ class TwinkleWorker:
         except _RELOAD_ERRORS as error:
             return f'{type(error).__name__}: {error}'
         return ''
+
+    def twinkle_take_embedding(self, key: str) -> bytes:
+        """Remove and return the float32 values of a recorded embedding; empty if this worker does not have it."""
+        return embeddings.kept.take(key)
 
     def twinkle_device_memory(self) -> dict[str, int]:
         """Return the bytes of the memory of the worker's GPU by state; empty on a CPU."""

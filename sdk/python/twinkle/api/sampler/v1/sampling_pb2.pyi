@@ -171,17 +171,22 @@ Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
 class PromptProbe(_message.Message):
-    """Values to compute at each position of a prompt after the first, in addition to the log-probabilities of its tokens. A
-    prompt of T tokens has T - 1 such positions; row i of a matrix belongs to position i + 1.
+    """Values to compute for a prompt in addition to the log-probabilities of its tokens. Matrices have a row for each position
+    after the first: a prompt of T tokens has T - 1 such positions, and row i belongs to position i + 1.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TARGET_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAW_COUNT_FIELD_NUMBER: _builtins.int
+    IS_EMBEDDING_RETURNED_FIELD_NUMBER: _builtins.int
     draw_count: _builtins.int
     """Number of tokens to draw at each position, 0 to 128, and at most 65,536 at all positions of a prompt. The tokens
     are drawn independently, with replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
+    """
+    is_embedding_returned: _builtins.bool
+    """Whether to return the embedding of the prompt. FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if the engine
+    cannot read hidden states.
     """
     @_builtins.property
     def target_token_ids(self) -> _tensor_pb2.Tensor:
@@ -194,10 +199,11 @@ class PromptProbe(_message.Message):
         *,
         target_token_ids: _tensor_pb2.Tensor | None = ...,
         draw_count: _builtins.int = ...,
+        is_embedding_returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target_token_ids", b"target_token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_count", b"draw_count", "target_token_ids", b"target_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_count", b"draw_count", "is_embedding_returned", b"is_embedding_returned", "target_token_ids", b"target_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,7 +292,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def prompt_probe(self) -> Global___PromptProbe:
-        """Values to compute at the positions of the prompt, if any."""
+        """Values to compute for the prompt, if any."""
 
     def __init__(
         self,
@@ -603,8 +609,12 @@ class PromptInfo(_message.Message):
     TARGET_LOGPROBS_FIELD_NUMBER: _builtins.int
     DRAWN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAWN_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     cached_token_count: _builtins.int
     """Number of prompt tokens that were found in the prefix cache."""
+    version: _builtins.int
+    """Adapter version that computed the prompt. 0 is the base model without an adapter."""
     @_builtins.property
     def token_ids(self) -> _tensor_pb2.Tensor:
         """Tokens of the prompt: int32 [T]."""
@@ -633,6 +643,12 @@ class PromptInfo(_message.Message):
         [T - 1, draw_count].
         """
 
+    @_builtins.property
+    def embedding(self) -> _tensor_pb2.Tensor:
+        """Output of the model's last layer, after its normalization, for the last token of the prompt, if requested: float32
+        [D], with the model's hidden size D. InfoNCE trains these values. They are not scaled to unit length.
+        """
+
     def __init__(
         self,
         *,
@@ -643,10 +659,12 @@ class PromptInfo(_message.Message):
         target_logprobs: _tensor_pb2.Tensor | None = ...,
         drawn_token_ids: _tensor_pb2.Tensor | None = ...,
         drawn_logprobs: _tensor_pb2.Tensor | None = ...,
+        embedding: _tensor_pb2.Tensor | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "embedding", b"embedding", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_token_count", b"cached_token_count", "drawn_logprobs", b"drawn_logprobs", "drawn_token_ids", b"drawn_token_ids", "embedding", b"embedding", "logprobs", b"logprobs", "target_logprobs", b"target_logprobs", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
