@@ -18,6 +18,7 @@ from services.gateway.openai.completion_responses import weight_names
 from services.gateway.openai.models import ResolvedModel
 from services.gateway.openai.request import prompts_of
 from services.kit.errors import Cancelled, InvalidField
+from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 
@@ -40,6 +41,8 @@ class EmbeddingBody(JsonModel):
     """A string, a list of strings, a list of tokens, or a list of such token lists; checked when it is converted."""
     encoding_format: Literal['float', 'base64'] = 'float'
     dimensions: _Dimensions = None
+    input_role: Literal['user'] | None = None
+    """Role of the chat message that each text becomes, for adapters that were trained with the chat template."""
     user: str = ''
     """Label without effect."""
 
@@ -72,6 +75,8 @@ def embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """
     given = read_model(EmbeddingBody, body)
     prompts = prompts_of(given.input, 'input', limit=MAX_INPUTS)
+    if given.input_role is not None:
+        prompts = tuple(map(_chat, prompts))
     return EmbeddingRequest(model=given.model, prompts=prompts, encoding=given.encoding_format)
 
 
@@ -123,6 +128,20 @@ def unit_vectors(embeddings: Sequence[bytes]) -> npt.NDArray[np.float32]:
     vectors_ND = np.frombuffer(b''.join(embeddings), '<f4').reshape(len(embeddings), -1).astype(np.float64)
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     return (vectors_ND / np.where(lengths_N1 == 0, 1, lengths_N1)).astype(np.float32)
+
+
+def _chat(prompt: sampling_pb2.Prompt) -> sampling_pb2.Prompt:
+    """Return a text as a chat with one message of the user.
+
+    Raises:
+        InvalidField: the prompt consists of tokens.
+    """
+    if not prompt.text:
+        raise InvalidField('input_role', 'is accepted only with texts, because tokens are not rendered; leave it out')
+    message = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.ContentPart(text=prompt.text)])
+    return sampling_pb2.Prompt(
+        chat=sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[message]))
+    )
 
 
 def _checked_bytes(request: EmbeddingRequest, size: int) -> int:

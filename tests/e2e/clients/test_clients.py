@@ -1,15 +1,15 @@
-"""Unmodified agent libraries call tools through the gateway: litellm, LangChain, and the SDKs of two vendors."""
+"""Unmodified libraries call tools of a version of an adapter through the gateway, whose engine is scripted.
 
-import asyncio
-import json
-import os
-import sys
+The libraries are litellm, LangChain, the SDKs of two vendors, inspect-ai and verifiers.
+"""
+
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from fixtures.openai_gateway import openai_gateway
+from fixtures.client_programs import run_program
+from fixtures.openai_gateway import RUN, openai_gateway
 from fixtures.openai_tools import last_chat
 from fixtures.running_gateway import ADMIN_KEY
 from fixtures.scripted_engine import ScriptedEngine
@@ -17,9 +17,6 @@ from services.sampler.domain.generation import GenerationEvent, GenerationReques
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-PACKAGES = Path(sys.prefix) / 'clients'
-"""Folder in which `./run test --all` installs the packages of requirements.txt."""
-PROGRAM = Path(__file__).with_name('program.py')
 ANSWER = 'It is warm.'
 ARGUMENTS = '{"city": "Paris", "degrees": 21}'
 
@@ -48,19 +45,8 @@ class AgentEngine(ScriptedEngine):
 
 async def test_libraries_call_tools(tmp_path: Path) -> None:
     """Each library receives its calls, sends their results, and parses structured outputs, complete and streamed."""
-    paths = [str(PACKAGES), os.environ.get('PYTHONPATH', '')]
-    environment = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join(filter(None, paths)),
-        'LITELLM_LOCAL_MODEL_COST_MAP': 'true',
-    }
     async with openai_gateway(tmp_path, AgentEngine()) as running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAM), running.base_url, ADMIN_KEY, stdout=asyncio.subprocess.PIPE, env=environment
-        )
-        output, _ = await process.communicate()
-    assert process.returncode == 0
-    results = json.loads(output.decode().splitlines()[-1])
+        results = await run_program('program.py', running.base_url, ADMIN_KEY, f'{RUN}@2')
     assert results['litellm'] == {
         'complete': ['weather'],
         'streamed': ['weather'],
@@ -78,3 +64,11 @@ async def test_libraries_call_tools(tmp_path: Path) -> None:
     assert set(results['agents'].values()) == {ANSWER}
     assert len(results['agents']) == 4
     assert results['anthropic'] == {'complete': ['text', 'tool_use'], 'streamed': ['text', 'tool_use']}
+    roles = ['assistant', 'tool', 'assistant']
+    assert results['inspect'] == {
+        'chats': ['user', *roles],
+        'chats accuracy': 1.0,
+        'responses': ['user', *roles],
+        'responses accuracy': 1.0,
+    }
+    assert results['verifiers'] == {'reward': 1.0, 'calls': 1.0, 'roles': roles}

@@ -74,6 +74,14 @@ async def test_vectors_are_in_the_order_of_the_inputs(running: OpenAiGateway) ->
         np.testing.assert_allclose(vectors_of(response), expected([5], 0), rtol=1e-6)
 
 
+async def test_texts_become_chats_with_an_input_role(running: OpenAiGateway) -> None:
+    """With `input_role`, the chat template renders each text, which adds two tokens in the fake engine."""
+    client = running.client()
+    response = await client.embeddings.create(model='tiny', input=TEXTS, extra_body={'input_role': 'user'})
+    np.testing.assert_allclose(vectors_of(response), expected([5, 7, 6, 7], 0), rtol=1e-6)
+    assert response.usage.prompt_tokens == 17 + 2 * len(TEXTS)
+
+
 async def test_encodings_contain_the_same_numbers(running: OpenAiGateway) -> None:
     """Base64 is the little-endian float32 form of the numbers that `float` returns, which is the default."""
     body = {'model': 'tiny', 'input': TEXTS, 'user': 'someone', 'dimensions': None}
@@ -143,6 +151,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({'input': 'a', 'dimensions': 2}, 'dimensions'),
     ({'input': 'a', 'encoding_format': 'int8'}, 'encoding_format'),
     ({'input': 'a', 'user': 3}, 'user'),
+    ({'input': 'a', 'input_role': 'system'}, 'input_role'),
+    ({'input': ['a', 'b'], 'input_role': 3}, 'input_role'),
+    ({'input': [1, 2], 'input_role': 'user'}, 'input_role'),
     ({'input': 'a', 'stream': True}, 'stream'),
     ({'input': 'a', 'model': ''}, 'model'),
 ]
