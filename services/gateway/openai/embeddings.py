@@ -139,9 +139,7 @@ def _chat(prompt: sampling_pb2.Prompt) -> sampling_pb2.Prompt:
     if not prompt.text:
         raise InvalidField('input_role', 'is accepted only with texts, because tokens are not rendered; leave it out')
     message = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.ContentPart(text=prompt.text)])
-    return sampling_pb2.Prompt(
-        chat=sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[message]))
-    )
+    return sampling_pb2.Prompt(chat=sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[message])))
 
 
 def _checked_bytes(request: EmbeddingRequest, size: int) -> int:

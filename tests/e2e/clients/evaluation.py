@@ -1,4 +1,4 @@
-"""Evaluates a model with lm-eval, and embeds texts with LangChain, litellm and OpenAI's SDK; prints the results as JSON.
+"""Evaluates models with lm-eval, embeds texts with three libraries, and prints the results as JSON.
 
 The test runs it in a separate process, because only this process has the packages of requirements.txt on its path.
 """

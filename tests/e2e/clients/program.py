@@ -1,6 +1,7 @@
 """Calls tools through libraries for agents and for evaluations, and prints the results as JSON.
 
-The libraries are litellm, LangChain, OpenAI's Agents SDK, Anthropic's SDK, inspect-ai and verifiers. The test runs it in a separate process, because only this process has the packages of requirements.txt on its path.
+The libraries are litellm, LangChain, OpenAI's Agents SDK, Anthropic's SDK, inspect-ai and verifiers. The test runs the
+program in a separate process, because only this process has the packages of requirements.txt on its path.
 """
 
 import asyncio
