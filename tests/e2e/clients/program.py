@@ -1,26 +1,16 @@
-"""Calls tools through libraries for agents and for evaluations, and prints the results as JSON.
+"""Calls tools through litellm, LangChain, OpenAI's Agents SDK and Anthropic's SDK, and prints the results as JSON.
 
-The libraries are litellm, LangChain, OpenAI's Agents SDK, Anthropic's SDK, inspect-ai and verifiers. The test runs the
-program in a separate process, because only this process has the packages of requirements.txt on its path.
+The test runs it in a separate process, because only this process has the packages of requirements.txt on its path.
 """
 
 import asyncio
 import json
 import sys
-import tempfile
 from typing import Any
 
 import anthropic
-import inspect_ai
 import litellm
-import verifiers
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from datasets import Dataset
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
-from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool
-from inspect_ai.tool import tool as inspect_tool
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -122,90 +112,10 @@ def use_anthropic(base_url: str, api_key: str, name: str) -> dict[str, Any]:
     return {name: [block.type for block in message.content] for name, message in messages.items()}
 
 
-@inspect_tool(name='weather')
-def weather_tool() -> Tool:
-    """Make the tool of inspect-ai."""
-
-    async def execute(city: str, degrees: int) -> str:
-        """Return the weather of a city.
-
-        Args:
-            city: Name of the city.
-            degrees: Temperature above which it is warm.
-        """
-        return f'warm in {city} above {degrees}'
-
-    return execute
-
-
-def use_inspect(base_url: str, api_key: str, name: str) -> dict[str, Any]:
-    """Return the accuracy of an evaluation with tools, and the roles of its messages, over both of OpenAI's APIs."""
-    task = inspect_ai.Task(
-        dataset=[Sample(input='Is it warm in Paris?', target='It is warm.')],
-        solver=[use_tools(weather_tool()), generate()],
-        scorer=includes(),
-    )
-    found: dict[str, Any] = {}
-    for api in ('chats', 'responses'):
-        with tempfile.TemporaryDirectory() as folder:
-            (log,) = inspect_ai.eval(
-                task,
-                model=f'openai-api/twinkle/{name}',
-                model_base_url=base_url,
-                model_args={'api_key': api_key, 'responses_api': api == 'responses', 'responses_store': False},
-                log_dir=folder,
-                display='none',
-            )
-        assert log.status == 'success', log.error
-        found[api] = [message.role for message in log.samples[0].messages]
-        found[f'{api} accuracy'] = log.results.scores[0].metrics['accuracy'].value
-    return found
-
-
-def use_verifiers(base_url: str, api_key: str, name: str) -> dict[str, Any]:
-    """Return the reward, the number of calls and the roles of a rollout in an environment with tools."""
-
-    def answer_reward(completion: Any, answer: str) -> float:
-        return float(completion[-1]['content'] == answer)
-
-    question = {'question': 'Is it warm in Paris?', 'answer': 'It is warm.'}
-    environment = verifiers.ToolEnv(
-        eval_dataset=Dataset.from_list([question]), tools=[warmth], rubric=verifiers.Rubric(funcs=[answer_reward])
-    )
-
-    async def run() -> Any:
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-            return await environment.evaluate(client, name, sampling_args={'max_tokens': 200, 'temperature': 1.0})
-
-    (rollout,) = asyncio.run(run())['outputs']
-    roles = [message['role'] for message in rollout['completion']]
-    return {'reward': rollout['reward'], 'calls': rollout['metrics']['total_tool_calls'], 'roles': roles}
-
-
-def warmth(city: str, degrees: int) -> str:
-    """Return the weather of a city.
-
-    Args:
-        city: Name of the city.
-        degrees: Temperature above which it is warm.
-    """
-    return f'warm in {city} above {degrees}'
-
-
-USES = {
-    'litellm': use_litellm,
-    'langchain': use_langchain,
-    'agents': use_agents,
-    'anthropic': use_anthropic,
-    'inspect': use_inspect,
-    'verifiers': use_verifiers,
-}
-
-
 def main(base_url: str, api_key: str, name: str) -> None:
     """Use each client with the model `name`, and print the results by the name of the client."""
-    results = {client: use(base_url, api_key, name) for client, use in USES.items()}
-    sys.stdout.write(json.dumps(results) + '\n')
+    uses = {'litellm': use_litellm, 'langchain': use_langchain, 'agents': use_agents, 'anthropic': use_anthropic}
+    sys.stdout.write(json.dumps({client: use(base_url, api_key, name) for client, use in uses.items()}) + '\n')
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ from fixtures.running_gateway import ADMIN_KEY
 from fixtures.scripted_engine import ScriptedEngine
 from services.sampler.domain.generation import GenerationEvent, GenerationRequest
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 ANSWER = 'It is warm.'
 ARGUMENTS = '{"city": "Paris", "degrees": 21}'
@@ -64,6 +64,12 @@ async def test_libraries_call_tools(tmp_path: Path) -> None:
     assert set(results['agents'].values()) == {ANSWER}
     assert len(results['agents']) == 4
     assert results['anthropic'] == {'complete': ['text', 'tool_use'], 'streamed': ['text', 'tool_use']}
+
+
+async def test_evaluations_call_tools(tmp_path: Path) -> None:
+    """inspect-ai and verifiers' ToolEnv call the tool, send its result, and score the answer."""
+    async with openai_gateway(tmp_path, AgentEngine()) as running:
+        results = await run_program('tool_evaluation.py', running.base_url, ADMIN_KEY, f'{RUN}@2')
     roles = ['assistant', 'tool', 'assistant']
     assert results['inspect'] == {
         'chats': ['user', *roles],
