@@ -185,9 +185,7 @@ class PromptProbe(_message.Message):
     are drawn independently, with replacement and at `temperature`, from all tokens of the vocabulary. Defaults to 0.
     """
     is_embedding_returned: _builtins.bool
-    """Whether to return the embedding of the prompt. FAILED_PRECONDITION (ERROR_REASON_NOT_SUPPORTED_HERE) if the engine
-    cannot read hidden states.
-    """
+    """Whether to return the embedding of the prompt."""
     @_builtins.property
     def target_token_ids(self) -> _tensor_pb2.Tensor:
         """Tokens whose log-probabilities to return: int32 [T - 1, K], with K from 1 to 128 and at most 1,048,576 elements. -1
