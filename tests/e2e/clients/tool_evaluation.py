@@ -56,8 +56,9 @@ def use_inspect(base_url: str, api_key: str, name: str) -> dict[str, Any]:
                 log_dir=folder,
                 display='none',
             )
-        assert log.status == 'success', log.error
-        found[api] = [message.role for message in log.samples[0].messages]
+            assert log.status == 'success', log.error
+            # The log reads its samples from the folder when they are used.
+            found[api] = [message.role for message in log.samples[0].messages]
         found[f'{api} accuracy'] = log.results.scores[0].metrics['accuracy'].value
     return found
 
