@@ -146,6 +146,14 @@ class ItemStreamOptions(JsonModel):
     include_obfuscation: Unpadded = False
 
 
+class ItemReasoning(JsonModel):
+    """Settings of the reasoning."""
+
+    summary: Literal['auto', 'concise', 'detailed'] = 'auto'
+    """Accepted without effect: responses have no items of reasoning to summarize."""
+    effort: NotServed = None
+
+
 class ItemBody(JsonModel):
     """Body of `/v1/responses`."""
 
@@ -181,7 +189,7 @@ class ItemBody(JsonModel):
     previous_response_id: _NotStored = None
     conversation: _NotStored = None
     prompt: _NotStored = None
-    reasoning: NotServed = None
+    reasoning: ItemReasoning = ItemReasoning()
     max_tool_calls: NotServed = None
 
 

@@ -67,7 +67,9 @@ async def test_limit_gives_an_incomplete_response(running: OpenAiGateway) -> Non
 async def test_calls_and_their_results_are_items(running: OpenAiGateway) -> None:
     """A call is an item; a response's output and the result of its call form the next input."""
     engine = scripted(running, ('I look.\n', CALL, '\n', CALL))
-    first = await respond(running, tools=[TOOL], include=['reasoning.encrypted_content'], store=False)
+    first = await respond(
+        running, tools=[TOOL], include=['reasoning.encrypted_content'], reasoning={'summary': 'auto'}, store=False
+    )
     assert [item.type for item in first.output] == ['message', 'function_call', 'function_call']
     call = first.output[1]
     assert (call.name, json.loads(call.arguments)) == ('get_weather', {'city': 'Paris', 'days': 2})
@@ -146,7 +148,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({'background': True}, 'background'),
     ({'truncation': 'auto'}, 'truncation'),
     ({'include': ['file_search_call.results']}, 'include[0]'),
-    ({'reasoning': {'effort': 'low'}}, 'reasoning'),
+    ({'reasoning': {'effort': 'low'}}, 'reasoning.effort'),
+    ({'reasoning': {'summary': 'none'}}, 'reasoning.summary'),
     ({'tools': [{'type': 'web_search'}]}, 'tools[0].type'),
     ({'tools': [TOOL, TOOL]}, 'tools[1].name'),
     ({'tools': [TOOL], 'tool_choice': {'type': 'function', 'name': 'b'}}, 'tool_choice.name'),
