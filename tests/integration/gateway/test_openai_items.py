@@ -67,9 +67,8 @@ async def test_limit_gives_an_incomplete_response(running: OpenAiGateway) -> Non
 async def test_calls_and_their_results_are_items(running: OpenAiGateway) -> None:
     """A call is an item; a response's output and the result of its call form the next input."""
     engine = scripted(running, ('I look.\n', CALL, '\n', CALL))
-    first = await respond(
-        running, tools=[TOOL], include=['reasoning.encrypted_content'], reasoning={'summary': 'auto'}, store=False
-    )
+    ignored: dict[str, Any] = {'include': ['reasoning.encrypted_content'], 'reasoning': {'summary': 'auto'}}
+    first = await respond(running, tools=[TOOL], store=False, **ignored)
     assert [item.type for item in first.output] == ['message', 'function_call', 'function_call']
     call = first.output[1]
     assert (call.name, json.loads(call.arguments)) == ('get_weather', {'city': 'Paris', 'days': 2})
