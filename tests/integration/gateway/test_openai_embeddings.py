@@ -75,7 +75,7 @@ async def test_vectors_are_in_the_order_of_the_inputs(running: OpenAiGateway) ->
 
 
 async def test_texts_become_chats_with_an_input_role(running: OpenAiGateway) -> None:
-    """With `input_role`, the chat template renders each text, which adds two tokens in the fake engine."""
+    """The chat template renders each text if `input_role` is set, which adds two tokens in the fake engine."""
     client = running.client()
     response = await client.embeddings.create(model='tiny', input=TEXTS, extra_body={'input_role': 'user'})
     np.testing.assert_allclose(vectors_of(response), expected([5, 7, 6, 7], 0), rtol=1e-6)

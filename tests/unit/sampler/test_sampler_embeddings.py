@@ -24,7 +24,7 @@ def features(tiny_llama_dir: Path) -> list[InputFeature]:
 
 
 def test_sampler_and_trainer_compute_the_same_embeddings(tiny_llama_dir, features, tmp_path):
-    """Before and after training, both compute the same hidden states; training changes them."""
+    """Both compute the same hidden states before and after training, which changes them."""
     model = TransformersModel(str(tiny_llama_dir))
     model.add_adapter_to_model('default', LoraConfig(r=4, seed=1))
     model.set_optimizer('AdamW', lr=1e-2)

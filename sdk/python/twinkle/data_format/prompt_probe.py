@@ -98,7 +98,7 @@ class ProbeResult:
 
     @classmethod
     def empty(cls, probe: PromptProbe, rows: int) -> 'ProbeResult':
-        """Return a result for `rows` positions, to be filled in: numbers are NaN, and the embedding is None."""
+        """Return a result for `rows` positions, to be filled in: the log-probabilities are NaN."""
         targets, shape = probe.target_token_ids, (rows, probe.draw_count)
         return cls(
             target_logprobs=None if targets is None else np.full(targets.shape, np.nan, np.float32),

@@ -171,8 +171,8 @@ Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
 class PromptProbe(_message.Message):
-    """Values to compute for a prompt in addition to the log-probabilities of its tokens. Matrices have a row for each position
-    after the first: a prompt of T tokens has T - 1 such positions, and row i belongs to position i + 1.
+    """Values to compute for a prompt in addition to the log-probabilities of its tokens. Matrices have a row for each
+    position after the first: a prompt of T tokens has T - 1 such positions, and row i belongs to position i + 1.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
