@@ -36,7 +36,11 @@ def encoded(stack: StackState, client: TwinkleClient) -> list[dict[str, Any]]:
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode(add_generation_prompt=True)
     (rows,) = DataLoader(dataset, batch_size=len(TEXTS))
-    return [{'input_ids': row['input_ids'], 'labels': [1 - index % 2]} for index, row in enumerate(rows)]
+    features: list[dict[str, Any]] = []
+    for index, row in enumerate(rows):
+        tokens = list(row['input_ids'])
+        features.append({'input_ids': tokens, 'labels': [-100] * (len(tokens) - 1) + [1 - index % 2]})
+    return features
 
 
 def cosines(vectors: np.ndarray) -> tuple[float, float]:
