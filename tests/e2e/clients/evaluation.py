@@ -27,7 +27,8 @@ ANSWERS: dict[str, Any] = {
     'task': 'answers',
     'output_type': 'generate_until',
     'doc_to_text': '{{question}}',
-    'doc_to_target': '{{choices[answer]}}',
+    # The answer of a completion ends before the stop string.
+    'doc_to_target': '{{choices[answer].removesuffix(".")}}',
     'generation_kwargs': {'until': ['.'], 'max_gen_toks': 16},
     'metric_list': [{'metric': 'exact_match', 'aggregation': 'mean', 'higher_is_better': True}],
 }
