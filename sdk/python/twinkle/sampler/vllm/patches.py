@@ -7,7 +7,8 @@
   incomplete prompts. vLLM would reset an offset that these generators do not have.
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
-  tokens of all other requests. The patch keeps them. Both model runners also record embeddings (`embeddings.py`).
+  tokens of all other requests. The patch keeps these tokens.
+* Both model runners record the embeddings of prompts that requests need (`embeddings.py`).
 """
 
 from collections.abc import Callable
