@@ -32,7 +32,7 @@ SHORTER = {
     'vision_sft': '--steps 2',
 }
 """Options for fewer steps, by recipe. All other options are as documented."""
-START = re.compile(r'^(\./run twinkle up) +# in one terminal\n', re.MULTILINE)
+START = re.compile(r'^(\./run twinkle up(?: --\w+ \w+)*) +# in one terminal\n', re.MULTILINE)
 RECIPE = re.compile(r'(-m examples\.cookbook\.(\w+)[^#\n]*)')
 
 
