@@ -18,13 +18,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Segments
-from services.kit.weights.wire import ReceivedState, WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state, write_peft_folder
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient
 
 SIZES_MIB = (1, 10, 100)
 ROUNDS = 5
@@ -124,7 +124,7 @@ async def running_service(folder: Path, memory: Path, *settings: str) -> AsyncIt
         'telemetry.log_level=ERROR',
     )
     words = [word for setting in settings for word in ('--set', setting)]
-    process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.checkpoint', *words)
+    process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'twinkle_services.checkpoint', *words)
     try:
         while not address_file.exists():
             if process.returncode is not None:

@@ -18,11 +18,11 @@ import grpc
 import numpy as np
 
 from benchmarks.local_stack import connected, running_stack
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle_client.fleet import FleetAdministration
 from twinkle_client.stack import StackState, add_sampler, revive_stack
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 STREAMS = 16
 SAMPLERS = (1, 2, 4)

@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from services.kit.rpc.auth import TENANT_KEY
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle_services.kit.rpc.auth import TENANT_KEY
 
 WARM_UP_CALLS = 300
 ROUNDS = 20
@@ -40,8 +40,12 @@ def main() -> dict[str, Any]:
         second = stack.enter_context(running_process('benchmarks.idle_model', folder / 'second', without))
         settings |= {'bootstrap_key': KEY}
         one, two = {'upstreams.model': model}, {'upstreams.models': f'["{second}", "{model}"]'}
-        gateway = stack.enter_context(running_process('services.gateway', folder / 'gateway', {**settings, **one}))
-        router = stack.enter_context(running_process('services.gateway', folder / 'router', {**settings, **two}))
+        gateway = stack.enter_context(
+            running_process('twinkle_services.gateway', folder / 'gateway', {**settings, **one})
+        )
+        router = stack.enter_context(
+            running_process('twinkle_services.gateway', folder / 'router', {**settings, **two})
+        )
         return asyncio.run(_measure(model, gateway, router))
 
 

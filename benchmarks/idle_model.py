@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from services.kit.config import ServiceConfig, load_config
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
-from services.kit.server_facts import BaseModelFacts, ServerFacts
-from services.kit.telemetry import start_telemetry
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle_services.kit.config import ServiceConfig, load_config
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
+from twinkle_services.kit.server_facts import BaseModelFacts, ServerFacts
+from twinkle_services.kit.telemetry import start_telemetry
 
 
 class IdleModelConfig(ServiceConfig):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway_hop import ROUNDS, TOKEN, WARM_UP_CALLS, call_times, milliseconds, running_process
-from services.kit.certificates import make_certificates
-from services.kit.rpc.auth import TENANT_KEY
-from services.kit.rpc.channel import open_forwarding_channel
-from services.kit.tls import TlsConfig
+from twinkle_services.kit.certificates import make_certificates
+from twinkle_services.kit.rpc.auth import TENANT_KEY
+from twinkle_services.kit.rpc.channel import open_forwarding_channel
+from twinkle_services.kit.tls import TlsConfig
 
 CALLS_PER_ROUND = 100
 CONNECTIONS = 50

@@ -28,12 +28,6 @@ from vllm.lora.request import LoRARequest
 
 from benchmarks.local_stack import running_stack
 from benchmarks.processes import busy_seconds, with_children
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.tensors import tensor_to_proto
-from services.kit.weights import SegmentsConfig, open_segments
-from services.kit.weights.wire import WeightClient
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle.checkpoint_engine import (
@@ -47,6 +41,12 @@ from twinkle.hub import resolve_model
 from twinkle.sampler.vllm import make_async_llm
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.kit.weights import SegmentsConfig, open_segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 RANKS = {'10_mb': 8, '100_mb': 80}
 """LoRA ranks by the approximate size in float32 of an adapter for all linear layers of the small real model."""

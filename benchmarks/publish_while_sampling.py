@@ -25,12 +25,6 @@ import yaml
 
 from benchmarks.local_stack import running_stack
 from benchmarks.random_adapter import random_adapter
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.tensors import tensor_to_proto
-from services.kit.weights import SegmentsConfig, open_segments
-from services.kit.weights.wire import WeightClient
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle.checkpoint_engine import plan_state
@@ -39,6 +33,12 @@ from twinkle.hub import resolve_model
 from twinkle.sampler.vllm.step_log import SCHEDULER, Step, read_steps
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.kit.weights import SegmentsConfig, open_segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 ADAPTER_ID = 'ad-bench'
 TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample', 'train'}))

@@ -18,13 +18,13 @@ from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.local_stack import THREADS, running_stack
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle.hub import resolve_model
 from twinkle.sampler.vllm import make_async_llm
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 CONCURRENCIES = (1, 8, 32)
 ROUNDS = 5

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2
 from twinkle.api.model.v1.adapter_service_pb2_grpc import AdapterServiceStub
@@ -20,6 +19,7 @@ from twinkle_client.model.operations import OperationLog
 from twinkle_client.rpc import Connection, new_id
 from twinkle_client.rpc.address import Address
 from twinkle_client.stack.process_ids import resident_bytes
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 _START_LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.05
@@ -103,7 +103,7 @@ def running_model(base_model: str, **settings: object) -> Iterator[StandaloneMod
         }
         words = [word for name, value in {**fixed, **settings}.items() for word in ('--set', f'{name}={value}')]
         with (Path(folder) / 'log').open('wb') as log:
-            process = subprocess.Popen([sys.executable, '-m', 'services.model', *words], stdout=log, stderr=log)
+            process = subprocess.Popen([sys.executable, '-m', 'twinkle_services.model', *words], stdout=log, stderr=log)
         try:
             _wait_for(address_file, process)
             address = json.loads(address_file.read_text())['address']

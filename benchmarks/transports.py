@@ -23,8 +23,8 @@ import zmq.asyncio
 
 from benchmarks.checkpoint_stream import memory_folder, running_service, state_of
 from benchmarks.transport_servers import CHUNK_BYTES, ZMQ_WINDOW
-from services.kit.weights import Segments
-from services.kit.weights.wire import WeightClient
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 ADAPTER = 'ad-bench'
 SIZE_MIB = 128

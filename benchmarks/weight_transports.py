@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpoint_stream import memory_folder, running_service
-from services.kit.weights import Devices, DevicesConfig, Segments
-from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.weights import Devices, DevicesConfig, Segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 SIZES_MB = (100, 1000)
 ROUNDS = 2

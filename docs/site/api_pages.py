@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pb2 import (
 from docs.site.calls import ExampleCalls, methods_of
 from docs.site.client_names import callers
 from docs.site.contracts import PACKAGE_PREFIX, Contract, is_in_oneof, map_entry, type_name
-from services.gateway.credentials import Access, Requirement, requirement_of
+from twinkle_services.gateway.credentials import Access, Requirement, requirement_of
 
 CLIENT = Path('sdk/python/twinkle_client')
 """Folder of the client."""

@@ -3,8 +3,8 @@
 import importlib
 import re
 
-from services.kit.config import ServiceConfig
-from services.kit.config_fields import FieldDescription, describe_fields
+from twinkle_services.kit.config import ServiceConfig
+from twinkle_services.kit.config_fields import FieldDescription, describe_fields
 
 SERVICES = ('gateway', 'model', 'sampler', 'data', 'checkpoint')
 _INTRODUCTION = """# Configuration
@@ -12,12 +12,13 @@ _INTRODUCTION = """# Configuration
 A service reads its fields from these sources; later ones override earlier ones:
 
 1. the defaults below,
-2. a YAML file: `python -m services.model --config model.yaml`,
+2. a YAML file: `python -m twinkle_services.model --config model.yaml`,
 3. the environment: `TWINKLE_MODEL_MAX_LORA_RANK=64`; a field of a section is joined by two underscores, as in
    `TWINKLE_MODEL_MESH__DP`,
 4. the command line: `--set max_lora_rank=64 --set mesh.dp=2`.
 
-Unknown fields and invalid values stop the service with a message that names the field. `python -m services.model
+Unknown fields and invalid values stop the service with a message that names the field. `python -m
+twinkle_services.model
 --help-fields` prints the same descriptions as this page. [Deployment](../deployment.md) shows complete files, and
 `twinkle up --config` accepts one file with a section per service.
 
@@ -31,13 +32,13 @@ def configuration_page() -> str:
     for service in SERVICES:
         config_class = config_class_of(service)
         own = [field for field in describe_fields(config_class) if field.path not in common]
-        lines += [f'## {service.capitalize()}', '', f'`python -m services.{service}`', '', *_table(own)]
+        lines += [f'## {service.capitalize()}', '', f'`python -m twinkle_services.{service}`', '', *_table(own)]
     return '\n'.join(lines)
 
 
 def config_class_of(service: str) -> type[ServiceConfig]:
     """Return the configuration class of a service."""
-    module = importlib.import_module(f'services.{service}.config')
+    module = importlib.import_module(f'twinkle_services.{service}.config')
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]
     (found,) = [kind for kind in kinds if kind.service == service]
     return found

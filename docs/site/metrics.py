@@ -1,6 +1,6 @@
-"""The page of metrics, from `services.kit.telemetry.measures`, which defines all of them."""
+"""The page of metrics, from `twinkle_services.kit.telemetry.measures`, which defines all of them."""
 
-from services.kit.telemetry import measures
+from twinkle_services.kit.telemetry import measures
 
 _INTRODUCTION = """# Metrics
 

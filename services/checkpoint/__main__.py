@@ -1,4 +1,4 @@
-"""Starts the checkpoint service: `python -m services.checkpoint --config FILE`."""
+"""Starts the checkpoint service: `python -m twinkle_services.checkpoint --config FILE`."""
 
 import asyncio
 import shutil
@@ -6,36 +6,36 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 
-from services.checkpoint.api.endpoints import make_endpoints
-from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
-from services.checkpoint.application.archives import Archives
-from services.checkpoint.application.checkpoint_watch import CheckpointWatch
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.checkpoint.application.publish import Publisher
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.application.uploads import Uploads
-from services.checkpoint.application.versions import Versions
-from services.checkpoint.application.weight_feed import WeightFeed
-from services.checkpoint.backends.archive_uploads import ArchiveUploads
-from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.model_folders import ModelFolders
-from services.checkpoint.backends.segment_cache import SegmentCache
-from services.checkpoint.config import CheckpointConfig
-from services.checkpoint.domain import Catalogue
-from services.checkpoint.ports import StateStore, UploadStore
-from services.kit.clock import Clock, SystemClock
-from services.kit.config import keep_files_private, load_config
-from services.kit.ids import new_id
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.server import RpcServer, serve_until_stopped
-from services.kit.rpc.service_ports import opened_ports
-from services.kit.store_threads import StoreThreads
-from services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
-from services.kit.telemetry.event_loop import run_service
-from services.kit.weights import Sender, open_devices, open_segments
-from services.kit.worker import Threads
+from twinkle_services.checkpoint.api.endpoints import make_endpoints
+from twinkle_services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
+from twinkle_services.checkpoint.application.archives import Archives
+from twinkle_services.checkpoint.application.checkpoint_watch import CheckpointWatch
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.checkpoint.application.publish import Publisher
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.application.uploads import Uploads
+from twinkle_services.checkpoint.application.versions import Versions
+from twinkle_services.checkpoint.application.weight_feed import WeightFeed
+from twinkle_services.checkpoint.backends.archive_uploads import ArchiveUploads
+from twinkle_services.checkpoint.backends.disk import open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.backends.memory_tier import MemoryTier
+from twinkle_services.checkpoint.backends.model_folders import ModelFolders
+from twinkle_services.checkpoint.backends.segment_cache import SegmentCache
+from twinkle_services.checkpoint.config import CheckpointConfig
+from twinkle_services.checkpoint.domain import Catalogue
+from twinkle_services.checkpoint.ports import StateStore, UploadStore
+from twinkle_services.kit.clock import Clock, SystemClock
+from twinkle_services.kit.config import keep_files_private, load_config
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.server import RpcServer, serve_until_stopped
+from twinkle_services.kit.rpc.service_ports import opened_ports
+from twinkle_services.kit.store_threads import StoreThreads
+from twinkle_services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry.event_loop import run_service
+from twinkle_services.kit.weights import Sender, open_devices, open_segments
+from twinkle_services.kit.worker import Threads
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from services.kit.config import BaseModelId, ServiceConfig
-from services.kit.weights import DevicesConfig, SegmentsConfig
+from twinkle_services.kit.config import BaseModelId, ServiceConfig
+from twinkle_services.kit.weights import DevicesConfig, SegmentsConfig
 
 
 class CheckpointConfig(ServiceConfig):

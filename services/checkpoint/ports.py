@@ -5,10 +5,10 @@ Every store passes tests/contract/checkpoint. The store in memory is the referen
 
 from typing import Protocol
 
-from services.checkpoint.domain import CheckpointKey, DamagedState, NewestMark, Record, VersionKey
-from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.kit.weights import SegmentRef, StateBytes
 from twinkle.checkpoint_engine import StateChunk, WeightManifest
+from twinkle_services.checkpoint.domain import CheckpointKey, DamagedState, NewestMark, Record, VersionKey
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
+from twinkle_services.kit.weights import SegmentRef, StateBytes
 
 
 class ByteSource(Protocol):

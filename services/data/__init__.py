@@ -1,6 +1,6 @@
 """The data service: creates, changes and stores datasets, and streams their batches on demand.
 
-`python -m services.data` starts it. Datasets, templates and loaders are implemented by `twinkle.dataset`,
+`python -m twinkle_services.data` starts it. Datasets, templates and loaders are implemented by `twinkle.dataset`,
 `twinkle.template` and `twinkle.dataloader`. This service adds tenants, persistence, idempotency and flow control.
 """
 

@@ -1,31 +1,31 @@
-"""Starts the data service: `python -m services.data --config FILE`."""
+"""Starts the data service: `python -m twinkle_services.data --config FILE`."""
 
 import asyncio
 from datetime import timedelta
 
-from services.data.api.servicer import DatasetServicer, LoaderServicer, make_endpoints
-from services.data.application.datasets import DatasetLimits, Datasets
-from services.data.application.loaders import Loaders
-from services.data.application.uploads import Uploads
-from services.data.backends.disk_datasets import DiskDatasets
-from services.data.backends.disk_loaders import DiskLoaders
-from services.data.backends.library import LibraryEngine
-from services.data.config import DataConfig
-from services.data.domain import DecodedLimits
-from services.kit.clock import SystemClock
-from services.kit.config import keep_files_private, load_config
-from services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.server import RpcServer, serve_until_stopped
-from services.kit.rpc.service_ports import opened_ports
-from services.kit.server_facts import ServerFacts
-from services.kit.store_threads import StoreThreads
-from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
-from services.kit.telemetry.event_loop import run_service
-from services.kit.worker import Threads
 from twinkle.plugin import keep_plugins_out
 from twinkle.preprocessor import filter_names, preprocessor_names
 from twinkle.template import template_names
+from twinkle_services.data.api.servicer import DatasetServicer, LoaderServicer, make_endpoints
+from twinkle_services.data.application.datasets import DatasetLimits, Datasets
+from twinkle_services.data.application.loaders import Loaders
+from twinkle_services.data.application.uploads import Uploads
+from twinkle_services.data.backends.disk_datasets import DiskDatasets
+from twinkle_services.data.backends.disk_loaders import DiskLoaders
+from twinkle_services.data.backends.library import LibraryEngine
+from twinkle_services.data.config import DataConfig
+from twinkle_services.data.domain import DecodedLimits
+from twinkle_services.kit.clock import SystemClock
+from twinkle_services.kit.config import keep_files_private, load_config
+from twinkle_services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.server import RpcServer, serve_until_stopped
+from twinkle_services.kit.rpc.service_ports import opened_ports
+from twinkle_services.kit.server_facts import ServerFacts
+from twinkle_services.kit.store_threads import StoreThreads
+from twinkle_services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry.event_loop import run_service
+from twinkle_services.kit.worker import Threads
 
 
 def main() -> None:

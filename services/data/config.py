@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from services.kit.config import BaseModelId, ServiceConfig
+from twinkle_services.kit.config import BaseModelId, ServiceConfig
 
 
 class DataConfig(ServiceConfig):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.data.domain import Dataset, HubSource, Loader, Row, RowMeter, Step, Table
+from twinkle_services.data.domain import Dataset, HubSource, Loader, Row, RowMeter, Step, Table
 
 
 class RowReader(Protocol):

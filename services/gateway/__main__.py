@@ -1,4 +1,4 @@
-"""Assembles a gateway and runs it: `python -m services.gateway --config FILE`."""
+"""Assembles a gateway and runs it: `python -m twinkle_services.gateway --config FILE`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -8,49 +8,49 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow import Purge
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
-from services.gateway.catalogue.sql import SqlEndedRows
-from services.gateway.config import GatewayConfig
-from services.gateway.console.open import open_console
-from services.gateway.exports.runner import open_exports
-from services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
-from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.forwarding.merged import MergedServerInfoServicer
-from services.gateway.forwarding.open import make_endpoints, open_forwarding, record_endpoints, trace_endpoint
-from services.gateway.futures.capacity import LimitedTrainer
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.grpc import GrpcTrainer
-from services.gateway.futures.open import FutureService, open_futures, open_handles
-from services.gateway.http.server import HttpServer, open_http
-from services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
-from services.gateway.keys.open import Accounts, open_keys
-from services.gateway.keys.pepper import PepperUnusable
-from services.gateway.metrics.open import open_metrics
-from services.gateway.metrics.sql import SqlEndedMetrics
-from services.gateway.openai.models import FleetSamplers
-from services.gateway.openai.routes import open_openai
-from services.gateway.quotas.open import open_quotas, quota_jobs
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.quotas.sql import SqlEndedUsage
-from services.gateway.rollouts.open import open_rollouts
-from services.gateway.rollouts.sql import SqlEndedRollouts
-from services.gateway.sampling.grpc import GrpcWeightFacts
-from services.gateway.sampling.open import open_sampling
-from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.open import open_sessions, session_job
-from services.gateway.store.database import Database
-from services.gateway.store.migrations import SchemaNotSupported
-from services.gateway.tinker.open import open_tinker, open_tinker_catalogue
-from services.kit.clock import Clock, SystemClock
-from services.kit.config import keep_files_private, load_config
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
-from services.kit.rpc.service_ports import opened_ports
-from services.kit.sqlite_seals import DatabaseDamaged
-from services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
-from services.kit.telemetry.event_loop import run_service
+from twinkle_services.gateway.catalogue.follow import Purge
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
+from twinkle_services.gateway.catalogue.sql import SqlEndedRows
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.console.open import open_console
+from twinkle_services.gateway.exports.runner import open_exports
+from twinkle_services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
+from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
+from twinkle_services.gateway.forwarding.merged import MergedServerInfoServicer
+from twinkle_services.gateway.forwarding.open import make_endpoints, open_forwarding, record_endpoints, trace_endpoint
+from twinkle_services.gateway.futures.capacity import LimitedTrainer
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.grpc import GrpcTrainer
+from twinkle_services.gateway.futures.open import FutureService, open_futures, open_handles
+from twinkle_services.gateway.http.server import HttpServer, open_http
+from twinkle_services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
+from twinkle_services.gateway.keys.open import Accounts, open_keys
+from twinkle_services.gateway.keys.pepper import PepperUnusable
+from twinkle_services.gateway.metrics.open import open_metrics
+from twinkle_services.gateway.metrics.sql import SqlEndedMetrics
+from twinkle_services.gateway.openai.models import FleetSamplers
+from twinkle_services.gateway.openai.routes import open_openai
+from twinkle_services.gateway.quotas.open import open_quotas, quota_jobs
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.quotas.sql import SqlEndedUsage
+from twinkle_services.gateway.rollouts.open import open_rollouts
+from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts
+from twinkle_services.gateway.sampling.grpc import GrpcWeightFacts
+from twinkle_services.gateway.sampling.open import open_sampling
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.sessions.open import open_sessions, session_job
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.gateway.store.migrations import SchemaNotSupported
+from twinkle_services.gateway.tinker.open import open_tinker, open_tinker_catalogue
+from twinkle_services.kit.clock import Clock, SystemClock
+from twinkle_services.kit.config import keep_files_private, load_config
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped, write_address_file
+from twinkle_services.kit.rpc.service_ports import opened_ports
+from twinkle_services.kit.sqlite_seals import DatabaseDamaged
+from twinkle_services.kit.telemetry import Readiness, serving_admin, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry.event_loop import run_service
 
 _ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics, SqlEndedRollouts)
 """Stores from which old rows are removed, in this order."""

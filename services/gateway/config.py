@@ -1,4 +1,4 @@
-"""Configuration of the gateway. The settings that all services share are in `services.kit.config`."""
+"""Configuration of the gateway. The settings that all services share are in `twinkle_services.kit.config`."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
-from services.kit.config import HttpAddress, Listener, ServiceConfig, is_loopback
-from services.kit.tls import CertificateConfig
+from twinkle_services.gateway.credentials import MIN_SECRET_LENGTH, SECRET_PREFIX, Access, requirement_of
+from twinkle_services.kit.config import HttpAddress, Listener, ServiceConfig, is_loopback
+from twinkle_services.kit.tls import CertificateConfig
 
 _HUB_ID = re.compile(r'\w[\w.-]*(/\w[\w.-]*)?')
 

@@ -1,6 +1,6 @@
-"""Errors that only the gateway raises. Shared errors are in `services.kit.errors`."""
+"""Errors that only the gateway raises. Shared errors are in `twinkle_services.kit.errors`."""
 
-from services.kit.errors import (
+from twinkle_services.kit.errors import (
     AlreadyExists,
     DataLoss,
     Disposition,

@@ -3,10 +3,10 @@
 import json
 from datetime import datetime, timedelta
 
-from services.gateway.paging import Cursor, Page
-from services.kit.errors import InvalidField, InvalidPageToken
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.fields import MAX_ID_LENGTH, text_from_proto
+from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.kit.errors import InvalidField, InvalidPageToken
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, text_from_proto
 
 
 def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) -> Page:

@@ -4,8 +4,8 @@ The gateway checks the scopes of each method before it forwards a call. The serv
 be called directly inside a cluster.
 """
 
-from services.kit.caller import Caller
-from services.kit.errors import InternalOnly, ScopeMissing
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InternalOnly, ScopeMissing
 
 
 def require_scope(caller: Caller, scope: str) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from services.kit.errors import BytesFull
+from twinkle_services.kit.errors import BytesFull
 
 _SMALL_BYTES = 1 << 16
 """Maximum size of a small request. Small requests overtake larger ones, so that polls and heartbeats continue while

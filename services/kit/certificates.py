@@ -1,8 +1,8 @@
 """Certificates for development: a private certificate authority, and the certificates that it signs for each service.
 
-`python -m services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists those of
-the authority and the named services as JSON; `twinkle certs` prints them as text. Production deployments use their own
-authority.
+`python -m twinkle_services.kit.certificates DIR --service gateway` creates missing certificates in a folder and lists
+those of the authority and the named services as JSON; `twinkle certs` prints them as text. Production deployments use
+their own authority.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from services.kit.tls import names_in
+from twinkle_services.kit.tls import names_in
 
 AUTHORITY = 'ca'
 """Name of the authority's certificate and key files, without suffix."""
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: The certificates cannot be created; the message gives the reason.
     """
-    parser = argparse.ArgumentParser(prog='python -m services.kit.certificates', description=__doc__)
+    parser = argparse.ArgumentParser(prog='python -m twinkle_services.kit.certificates', description=__doc__)
     parser.add_argument('folder', type=Path)
     parser.add_argument('--service', action='append', default=[], help='service NAME, or NAME=HOST to add a host')
     parser.add_argument('--force', action='store_true')

@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.kit.config_fields import help_text
-from services.kit.telemetry import AdminAddress, TelemetryConfig
-from services.kit.tls import CertificateConfig, TlsConfig, load_material
 from twinkle.data_format import base_model_id
+from twinkle_services.kit.config_fields import help_text
+from twinkle_services.kit.telemetry import AdminAddress, TelemetryConfig
+from twinkle_services.kit.tls import CertificateConfig, TlsConfig, load_material
 
 BaseModelId = Annotated[str, AfterValidator(base_model_id)]
 """Name of a base model; the alias of a built-in model becomes its hub id."""
@@ -174,7 +174,7 @@ def load_config(config_class: type[_Config], arguments: Sequence[str] | None = N
     """
     service = config_class.service
     parser = argparse.ArgumentParser(
-        prog=f'python -m services.{service}',
+        prog=f'python -m twinkle_services.{service}',
         description=f'The {service} service of Twinkle.',
         epilog='Fields: ' + ', '.join(config_class.model_fields),
     )

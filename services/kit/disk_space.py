@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from services.kit.errors import DiskFull
+from twinkle_services.kit.errors import DiskFull
 
 RESERVE_BYTES = 64 << 20
 """Space that stays free for journals, databases and logs, which share the disk with uploads and states."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from services.kit.errors import InvalidField, InvalidPageToken
+from twinkle_services.kit.errors import InvalidField, InvalidPageToken
 
 SortKey = tuple[str | int, ...]
 """Values that order a list, such as creation time and id."""

@@ -17,10 +17,10 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from services.kit.checksums import is_prefix_intact, write_prefix_sum
-from services.kit.clock import Clock
-from services.kit.disk_space import check_free_space
-from services.kit.errors import (
+from twinkle_services.kit.checksums import is_prefix_intact, write_prefix_sum
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.disk_space import check_free_space
+from twinkle_services.kit.errors import (
     DigestMismatch,
     InUse,
     InvalidField,
@@ -28,8 +28,8 @@ from services.kit.errors import (
     StoreUnavailable,
     StreamOutOfOrder,
 )
-from services.kit.store_threads import run_in_store_thread
-from services.kit.upload_folder import (
+from twinkle_services.kit.store_threads import run_in_store_thread
+from twinkle_services.kit.upload_folder import (
     BYTES_FILE,
     UploadChunk,
     UploadHeader,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from services.kit.errors import DomainError
+from twinkle_services.kit.errors import DomainError
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0

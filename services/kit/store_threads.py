@@ -8,8 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from services.kit.errors import StoreUnavailable
-from services.kit.worker import Threads
+from twinkle_services.kit.errors import StoreUnavailable
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('store')
 

@@ -1,6 +1,6 @@
 """Certificate files of a service: settings, validation, and renewal while the service runs.
 
-`services.kit.certificates` creates certificates for development.
+`twinkle_services.kit.certificates` creates certificates for development.
 """
 
 import math

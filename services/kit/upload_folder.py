@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from services.kit.checksums import checked, digest_of, is_prefix_intact, sha256_of, with_checksum
-from services.kit.errors import ChunkCorrupt, DigestMismatch, StoredDataDamaged
 from twinkle.checkpoint_engine import chunk_checksum
+from twinkle_services.kit.checksums import checked, digest_of, is_prefix_intact, sha256_of, with_checksum
+from twinkle_services.kit.errors import ChunkCorrupt, DigestMismatch, StoredDataDamaged
 
 BYTES_FILE = 'bytes'
 _HEADER_FILE = 'header.json'

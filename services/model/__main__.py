@@ -1,19 +1,19 @@
-"""Starts the model service: `python -m services.model --config FILE`."""
+"""Starts the model service: `python -m twinkle_services.model --config FILE`."""
 
 import importlib
 import os
 
-from services.kit.config import keep_files_private, load_config
-from services.kit.errors import BaseModelNotFound
-from services.kit.telemetry import serving_admin, start_telemetry, stop_telemetry
-from services.kit.telemetry.event_loop import run_service
-from services.model.backends.journal.schema import JournalRefused
-from services.model.config import ModelConfig
-from services.model.domain.errors import JournalUnavailable
 from twinkle.infra import is_first_rank
 from twinkle.plugin import keep_plugins_out
+from twinkle_services.kit.config import keep_files_private, load_config
+from twinkle_services.kit.errors import BaseModelNotFound
+from twinkle_services.kit.telemetry import serving_admin, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry.event_loop import run_service
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.model.domain.errors import JournalUnavailable
 
-_ASSEMBLY = 'services.model.assembly'
+_ASSEMBLY = 'twinkle_services.model.assembly'
 """Module that assembles the service. Its import loads torch, which takes seconds."""
 
 
@@ -40,10 +40,10 @@ def main() -> None:
                 assembly = importlib.import_module(_ASSEMBLY)
             run_service(assembly.serve(config, readiness))
     except (BaseModelNotFound, JournalRefused) as error:
-        raise SystemExit(f'services.model: {error}') from error
+        raise SystemExit(f'twinkle-model: {error}') from error
     except JournalUnavailable as error:
         text = f'the journal in {config.state_dir} cannot be read or written: {error.__cause__ or error}'
-        raise SystemExit(f'services.model: {text}') from error
+        raise SystemExit(f'twinkle-model: {text}') from error
     finally:
         stop_telemetry()
 

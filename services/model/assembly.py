@@ -1,6 +1,6 @@
 """Assembles the model service from its parts.
 
-This module imports torch, so `services.model.__main__` imports it only after it has opened the admin port.
+This module imports torch, so `twinkle_services.model.__main__` imports it only after it has opened the admin port.
 """
 
 import asyncio
@@ -15,38 +15,38 @@ from typing import Any, NoReturn
 
 import structlog
 
-from services.kit.clock import SystemClock
-from services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import RpcServer, serve_until_stopped
-from services.kit.rpc.service_ports import opened_ports
-from services.kit.telemetry import Readiness, measures, start_telemetry
-from services.kit.weights import open_segments
-from services.model.api.endpoints import make_endpoints
-from services.model.api.record_codec import ProtoRecordCodec
-from services.model.application.admission import QueueLimits
-from services.model.application.create_adapter import AdapterLimits
-from services.model.application.resident import ResidencyBounds
-from services.model.application.service import Limits, ModelService, make_service
-from services.model.backends.checkpoint_client import CheckpointClient
-from services.model.backends.data_client import MAX_BATCH_BYTES, DataClient, NoDataService
-from services.model.backends.dry_run import EngineDryRun
-from services.model.backends.group import GroupBackend, LoadOptions
-from services.model.backends.group.host import EngineHost
-from services.model.backends.group.loading import load_engine
-from services.model.backends.group.torchrun_group import follow
-from services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.backends.merged_folders import MergedFolders
-from services.model.config import ModelConfig
-from services.model.domain.loader_batch import BatchSource
-from services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 from twinkle.hub import HubError, resolve_model, weight_bytes
 from twinkle.infra import DeviceMesh, NotSupportedYet
 from twinkle.model.pass_size import PASS_ON_A_CPU, PassSize, fitting_pass
 from twinkle.nn import device_memory
+from twinkle_services.kit.clock import SystemClock
+from twinkle_services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.server import RpcServer, serve_until_stopped
+from twinkle_services.kit.rpc.service_ports import opened_ports
+from twinkle_services.kit.telemetry import Readiness, measures, start_telemetry
+from twinkle_services.kit.weights import open_segments
+from twinkle_services.model.api.endpoints import make_endpoints
+from twinkle_services.model.api.record_codec import ProtoRecordCodec
+from twinkle_services.model.application.admission import QueueLimits
+from twinkle_services.model.application.create_adapter import AdapterLimits
+from twinkle_services.model.application.resident import ResidencyBounds
+from twinkle_services.model.application.service import Limits, ModelService, make_service
+from twinkle_services.model.backends.checkpoint_client import CheckpointClient
+from twinkle_services.model.backends.data_client import MAX_BATCH_BYTES, DataClient, NoDataService
+from twinkle_services.model.backends.dry_run import EngineDryRun
+from twinkle_services.model.backends.group import GroupBackend, LoadOptions
+from twinkle_services.model.backends.group.host import EngineHost
+from twinkle_services.model.backends.group.loading import load_engine
+from twinkle_services.model.backends.group.torchrun_group import follow
+from twinkle_services.model.backends.journal.environment import ReplayEnvironment, log_environment_changes
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.backends.merged_folders import MergedFolders
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.model.domain.loader_batch import BatchSource
+from twinkle_services.model.ports import Journal, Ports, TrainerBackend, WeightStore
 
 MAX_UPLOADS = 256
 """Maximum number of batch uploads that a tenant may have at the same time."""
@@ -76,7 +76,7 @@ def repeat_calls(config: ModelConfig) -> None:
         options = load_options(config)
         host = EngineHost(load_engine(options), options)
     except LOAD_ERRORS as error:
-        raise SystemExit(f'services.model: cannot load the model: {error}') from error
+        raise SystemExit(f'twinkle-model: cannot load the model: {error}') from error
     follow(host, silence_seconds=options.silence_seconds)
 
 
@@ -213,7 +213,7 @@ async def load_and_report(config: ModelConfig, readiness: Readiness) -> GroupBac
         with readiness.step('load the model', base_model=config.base_model, weight_bytes=weight_bytes(folder)):
             return await load_backend(config)
     except LOAD_ERRORS as error:
-        raise SystemExit(f'services.model: cannot load the model: {error}') from error
+        raise SystemExit(f'twinkle-model: cannot load the model: {error}') from error
 
 
 async def load_backend(config: ModelConfig) -> GroupBackend:

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveFloat, model_validator
 
-from services.kit.config import BaseModelId, ServiceConfig
-from services.kit.weights import SegmentsConfig
+from twinkle_services.kit.config import BaseModelId, ServiceConfig
+from twinkle_services.kit.weights import SegmentsConfig
 
 
 class MeshConfig(BaseModel):

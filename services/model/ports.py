@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.resumable_uploads import UploadStore
-from services.kit.server_facts import ServerFacts
-from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
-from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
-from services.model.domain.loader_batch import BatchSource, LoadedBatch
-from services.model.domain.operation import ComputeVerb, Operation, Save
-from services.model.domain.plan import CostEstimator
-from services.model.domain.result import OperationResult, PublishResult, SaveResult
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.resumable_uploads import UploadStore
+from twinkle_services.kit.server_facts import ServerFacts
+from twinkle_services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
+from twinkle_services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
+from twinkle_services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+from twinkle_services.model.domain.loader_batch import BatchSource, LoadedBatch
+from twinkle_services.model.domain.operation import ComputeVerb, Operation, Save
+from twinkle_services.model.domain.plan import CostEstimator
+from twinkle_services.model.domain.result import OperationResult, PublishResult, SaveResult
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 
 class TrainerBackend(Protocol):

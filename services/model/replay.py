@@ -1,4 +1,4 @@
-"""Replays a journal on this machine: `python -m services.model.replay --journal FOLDER --config FILE`.
+"""Replays a journal on this machine: `python -m twinkle_services.model.replay --journal FOLDER --config FILE`.
 
 The program prints its progress and the first divergence: adapter, operation, field, recorded value and replayed value.
 The exit status is 0 if all replayed results are bitwise equal to the recorded ones, 1 after a divergence, and 2 if the
@@ -11,22 +11,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.kit.config import load_config
-from services.kit.errors import DomainError
-from services.model.application.find_divergence import FindDivergence, ReplayResult
-from services.model.assembly import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
-from services.model.backends.journal.environment import stored_environment
-from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.config import MeshConfig, ModelConfig
-from services.model.ports import TrainerBackend
 from twinkle.plugin import keep_plugins_out
+from twinkle_services.kit.config import load_config
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.application.find_divergence import FindDivergence, ReplayResult
+from twinkle_services.model.assembly import FULL_GRADIENT_SUM, LOAD_ERRORS, TREE_SUM, codec_of, load_backend
+from twinkle_services.model.backends.journal.environment import stored_environment
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.config import MeshConfig, ModelConfig
+from twinkle_services.model.ports import TrainerBackend
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay the journal that the command line names, and return the exit status."""
     keep_plugins_out()
-    parser = argparse.ArgumentParser(prog='python -m services.model.replay', description='Replays a journal.')
+    parser = argparse.ArgumentParser(prog='python -m twinkle_services.model.replay', description='Replays a journal.')
     parser.add_argument('--journal', type=Path, required=True, metavar='FOLDER', help='a copy of <state_dir>/journal')
     parser.add_argument('--config', type=Path, metavar='FILE', help='configuration of the model service')
     parser.add_argument('--adapter', metavar='ID', help='replay one adapter; default: all')

@@ -1,4 +1,4 @@
-"""Starts the sampler service: `python -m services.sampler --config FILE`."""
+"""Starts the sampler service: `python -m twinkle_services.sampler --config FILE`."""
 
 import asyncio
 import importlib
@@ -8,38 +8,38 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
-from services.kit.config import keep_files_private, load_config
-from services.kit.ids import new_id
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import RpcServer, serve_until_stopped
-from services.kit.rpc.service_ports import ServicePorts, opened_ports
-from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
-from services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
-from services.kit.telemetry.event_loop import run_service
-from services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
-from services.kit.worker import Threads
-from services.sampler.api.endpoints import make_endpoints
-from services.sampler.application.adapter_versions import AdapterVersions
-from services.sampler.application.admission import Admission
-from services.sampler.application.engine_control import EngineControl
-from services.sampler.application.full_parameter_run import FullParameterRun
-from services.sampler.application.membership import Membership
-from services.sampler.application.prompt_runner import PromptRunner
-from services.sampler.application.relay import Relay
-from services.sampler.application.replica import Replica
-from services.sampler.application.resident_adapters import ResidentAdapters
-from services.sampler.application.sampling import Sampling
-from services.sampler.application.versions_protocol import Retention, Versions
-from services.sampler.backends.fleet_client import FleetClient
-from services.sampler.backends.fleet_member import FleetMember
-from services.sampler.backends.weight_sources import WeightSources
-from services.sampler.config import SamplerConfig
-from services.sampler.domain.adapter import AdapterKey
-from services.sampler.domain.generation import EngineFacts
-from services.sampler.ports import SamplerEngine, WeightSource
 from twinkle.hub import HubError, resolve_model, weight_bytes
 from twinkle.plugin import keep_plugins_out
+from twinkle_services.kit.config import keep_files_private, load_config
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.server import RpcServer, serve_until_stopped
+from twinkle_services.kit.rpc.service_ports import ServicePorts, opened_ports
+from twinkle_services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
+from twinkle_services.kit.telemetry import Readiness, measures, serving_admin, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry.event_loop import run_service
+from twinkle_services.kit.weights import Devices, Segments, Sender, open_devices, open_segments
+from twinkle_services.kit.worker import Threads
+from twinkle_services.sampler.api.endpoints import make_endpoints
+from twinkle_services.sampler.application.adapter_versions import AdapterVersions
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.application.engine_control import EngineControl
+from twinkle_services.sampler.application.full_parameter_run import FullParameterRun
+from twinkle_services.sampler.application.membership import Membership
+from twinkle_services.sampler.application.prompt_runner import PromptRunner
+from twinkle_services.sampler.application.relay import Relay
+from twinkle_services.sampler.application.replica import Replica
+from twinkle_services.sampler.application.resident_adapters import ResidentAdapters
+from twinkle_services.sampler.application.sampling import Sampling
+from twinkle_services.sampler.application.versions_protocol import Retention, Versions
+from twinkle_services.sampler.backends.fleet_client import FleetClient
+from twinkle_services.sampler.backends.fleet_member import FleetMember
+from twinkle_services.sampler.backends.weight_sources import WeightSources
+from twinkle_services.sampler.config import SamplerConfig
+from twinkle_services.sampler.domain.adapter import AdapterKey
+from twinkle_services.sampler.domain.generation import EngineFacts
+from twinkle_services.sampler.ports import SamplerEngine, WeightSource
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ async def serve(config: SamplerConfig, readiness: Readiness) -> None:
             with readiness.step('load the model', base_model=config.base_model, weight_bytes=weight_bytes(folder)):
                 engine = await asyncio.to_thread(make_engine, config, str(folder))
         except (HubError, OSError, ValueError) as error:
-            raise SystemExit(f'services.sampler: cannot load the model: {error}') from error
+            raise SystemExit(f'twinkle-sampler: cannot load the model: {error}') from error
         await serve_engine(config, engine, ports)
 
 
@@ -268,7 +268,7 @@ def make_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
 
 
 def make_vllm_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
-    backend = importlib.import_module('services.sampler.backends.vllm_engine')
+    backend = importlib.import_module('twinkle_services.sampler.backends.vllm_engine')
     options = backend.VllmEngineOptions(
         base_model=config.base_model,
         folder=folder,
@@ -281,7 +281,7 @@ def make_vllm_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
 
 def make_torch_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
     importlib.import_module('torch').set_num_threads(config.torch.thread_count)
-    backend = importlib.import_module('services.sampler.backends.torch_engine')
+    backend = importlib.import_module('twinkle_services.sampler.backends.torch_engine')
     limits = importlib.import_module('twinkle.sampler.engine').EngineConfig(
         max_sequences=config.torch.max_num_seqs,
         max_batch_tokens=config.torch.max_num_batched_tokens,

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from services.kit.config import BaseModelId, ServiceConfig
-from services.kit.weights import DevicesConfig, SegmentsConfig
+from twinkle_services.kit.config import BaseModelId, ServiceConfig
+from twinkle_services.kit.weights import DevicesConfig, SegmentsConfig
 
 
 class TorchEngineConfig(BaseModel):

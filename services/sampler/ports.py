@@ -4,10 +4,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.kit.caller import Caller
-from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts, VersionKey
-from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
-from services.sampler.domain.generation import (
+from twinkle.data_format import StructuredOutput
+from twinkle_services.kit.caller import Caller
+from twinkle_services.sampler.domain.adapter import AdapterWeights, CheckpointFacts, VersionKey
+from twinkle_services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
+from twinkle_services.sampler.domain.generation import (
     EngineFacts,
     EngineLoad,
     GenerationEvent,
@@ -16,7 +17,6 @@ from services.sampler.domain.generation import (
     SleepLevel,
     TokenForm,
 )
-from twinkle.data_format import StructuredOutput
 
 
 class SamplerEngine(Protocol):

@@ -12,7 +12,7 @@ from fixtures.sampled_answers import numbers, read_answer
 from fixtures.sampler_engines import need_vllm
 from fixtures.supervised_vllm import SupervisedVllm, supervised_vllm
 from fixtures.tiny_model import build_tiny_model
-from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
+from twinkle_services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fixtures.engine_requests import make_request, run, sampled_logprobs, score
 from fixtures.sampler_engines import need_vllm
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
-from services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionKey
-from services.sampler.ports import SamplerEngine
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.hub import get_model
 from twinkle.model import TransformersModel
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle_services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionKey
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope='module'), pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -136,7 +136,7 @@ async def torch_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
 async def vllm_engine(trained: Trained) -> AsyncIterator[SamplerEngine]:
     """Engine of vLLM with both adapters in its two slots, so that no slot is free for the base model."""
     need_vllm()
-    from services.sampler.backends.vllm_engine import VllmEngine, VllmEngineOptions  # noqa: PLC0415 (slow import)
+    from twinkle_services.sampler.backends.vllm_engine import VllmEngine, VllmEngineOptions  # noqa: PLC0415 (slow import)
 
     arguments = {'max_loras': 2, 'max_model_len': 512, 'max_num_seqs': 16, 'kv_cache_memory_bytes': 256 << 20}
     options = VllmEngineOptions(base_model=MODEL, folder=str(get_model(MODEL)), arguments=arguments)

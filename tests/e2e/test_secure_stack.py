@@ -15,8 +15,6 @@ from typer.testing import CliRunner
 from fixtures.certificates import INTERNAL, tls_of
 from fixtures.tinker_sdk import SDK_MARKS, new_model, service_client, train
 from fixtures.tiny_model import build_tiny_model
-from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
-from services.kit.tls import TlsConfig
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
 from twinkle.data_format import LoraConfig
@@ -28,6 +26,8 @@ from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import Sampler
 from twinkle_client.stack import SERVICES, StackOptions, StackState, revive_stack, service_of, start_stack, stop_stack
 from twinkle_client.stack.process_ids import end_process
+from twinkle_services.kit.rpc.channel import identity_metadata, open_forwarding_channel
+from twinkle_services.kit.tls import TlsConfig
 
 pytestmark = [pytest.mark.timeout(300), *SDK_MARKS]
 

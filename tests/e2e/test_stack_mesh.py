@@ -82,7 +82,15 @@ def _replay(stack: StackState) -> subprocess.CompletedProcess[str]:
     """Replay the journal of a stopped stack in one process."""
     config = stack.state_dir / 'config' / 'model.yaml'
     journal = stack.state_dir / 'data' / 'model' / 'journal'
-    command = [sys.executable, '-m', 'services.model.replay', '--journal', str(journal), '--config', str(config)]
+    command = [
+        sys.executable,
+        '-m',
+        'twinkle_services.model.replay',
+        '--journal',
+        str(journal),
+        '--config',
+        str(config),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -126,7 +134,7 @@ def _results(model: MultiLoraTransformersModel, name: str, *, at_midpoint: Calla
 def _processes_of(stack: StackState) -> list[int]:
     """Return the process ids of the ranks of a stack's model service."""
     config = str(stack.state_dir / 'config' / 'model.yaml')
-    pattern = f'-m services.model --config {config}'
+    pattern = f'-m twinkle_services.model --config {config}'
     found = subprocess.run(['pgrep', '-f', '--', pattern], capture_output=True, text=True, check=False)
     pids = [int(pid) for pid in found.stdout.split()]
     return [pid for pid in pids if 'torch.distributed.run' not in Path(f'/proc/{pid}/cmdline').read_text()]

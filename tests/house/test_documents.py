@@ -11,9 +11,9 @@ import typer
 import yaml
 
 from fixtures.source_tree import ROOT, tracked_files
-from services.kit.config import ServiceConfig, load_config
 from twinkle_client.cli.app import app
 from twinkle_client.stack import StackOptions
+from twinkle_services.kit.config import ServiceConfig, load_config
 
 LINK = re.compile(r'\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)')
 FENCE = re.compile(r'^(```|~~~).*?^\1', re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ def test_each_decision_has_a_number() -> None:
 def test_every_configuration_loads(path: str) -> None:
     """Each file of deploy/config is a valid configuration of its service."""
     service = Path(path).stem
-    module = importlib.import_module(f'services.{service}.config')
+    module = importlib.import_module(f'twinkle_services.{service}.config')
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]
     (kind,) = [kind for kind in kinds if kind.__module__ == module.__name__ and kind.service == service]
     assert load_config(kind, ['--config', str(ROOT / path)]).service == service

@@ -11,8 +11,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from fixtures.source_tree import ROOT, modules
-from services.kit.errors import BytesFull, Code, Disposition, DomainError, FieldViolation, QueueFull, all_error_classes
-from services.kit.rpc.status import error_from_status, status_from_error
+from twinkle_services.kit.errors import (
+    BytesFull,
+    Code,
+    Disposition,
+    DomainError,
+    FieldViolation,
+    QueueFull,
+    all_error_classes,
+)
+from twinkle_services.kit.rpc.status import error_from_status, status_from_error
 
 CONTRACT = ROOT / 'protos' / 'twinkle' / 'api' / 'error' / 'v1' / 'error_reason.proto'
 NOT_RAISED_YET: set[str] = set()

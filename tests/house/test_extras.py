@@ -16,12 +16,12 @@ from fixtures.source_tree import ROOT
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 ROOTS = ('twinkle', 'twinkle_client', 'services')
 PARTS = {
-    'services.checkpoint': 'checkpoint',
-    'services.data': 'data',
-    'services.gateway': 'gateway',
-    'services.kit': 'kit',
-    'services.model': 'model',
-    'services.sampler': 'sampler-vllm',
+    'twinkle_services.checkpoint': 'checkpoint',
+    'twinkle_services.data': 'data',
+    'twinkle_services.gateway': 'gateway',
+    'twinkle_services.kit': 'kit',
+    'twinkle_services.model': 'model',
+    'twinkle_services.sampler': 'sampler-vllm',
     'twinkle_client': '',
     'twinkle.data_format': '',
     'twinkle.tracking': '',

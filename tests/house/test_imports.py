@@ -10,12 +10,12 @@ from fixtures.source_tree import imported_names, modules
 HEAVY = {'datasets', 'megatron', 'pandas', 'peft', 'ray', 'torch', 'transformers', 'vllm'}
 """Libraries that light packages, such as the client and the gateway, never load."""
 TORCH_FREE = [
-    'services.checkpoint.__main__',
-    'services.data.__main__',
-    'services.gateway.__main__',
-    'services.model.__main__',
-    'services.model.config',
-    'services.sampler.config',
+    'twinkle_services.checkpoint.__main__',
+    'twinkle_services.data.__main__',
+    'twinkle_services.gateway.__main__',
+    'twinkle_services.model.__main__',
+    'twinkle_services.model.config',
+    'twinkle_services.sampler.config',
     'twinkle',
     'twinkle.advantage',
     'twinkle.api',
@@ -35,11 +35,11 @@ TORCH_FREE = [
 ]
 VALUES = (
     'numpy',
-    'services.kit.caller',
-    'services.kit.clock',
-    'services.kit.errors',
-    'services.kit.names',
-    'services.kit.ids',
+    'twinkle_services.kit.caller',
+    'twinkle_services.kit.clock',
+    'twinkle_services.kit.errors',
+    'twinkle_services.kit.names',
+    'twinkle_services.kit.ids',
     'twinkle.data_format',
 )
 """Packages that a domain may import in addition to the standard library: values and arrays."""

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from services.kit.rpc.layers import server_layers
+from twinkle_services.kit.rpc.layers import server_layers
 
 ORDER = [
     'trace_call',

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from fixtures.source_tree import ROOT
-from services.kit.telemetry import measures
-from services.kit.telemetry.instruments import Histogram
+from twinkle_services.kit.telemetry import measures
+from twinkle_services.kit.telemetry.instruments import Histogram
 
 FOLDER = ROOT / 'deploy/observability'
 ADDED_LABELS = {'job', 'instance', 'le'}

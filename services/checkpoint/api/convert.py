@@ -2,17 +2,20 @@
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.api.convert_records import checkpoint_to_proto, version_to_proto
-from services.checkpoint.application.weight_feed import (
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.checkpoint_engine import StateChunk, WeightManifest
+from twinkle_services.checkpoint.api.convert_records import checkpoint_to_proto, version_to_proto
+from twinkle_services.checkpoint.application.weight_feed import (
     CheckpointRef,
     FetchRequest,
     SubscribeRequest,
     Synced,
     VersionRef,
 )
-from services.checkpoint.domain import Checkpoint, Record
-from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import (
+from twinkle_services.checkpoint.domain import Checkpoint, Record
+from twinkle_services.kit.errors import InvalidField, NotBuiltYet
+from twinkle_services.kit.rpc.fields import (
     MAX_ID_LENGTH,
     adapter_id_from_proto,
     labels_from_proto,
@@ -21,8 +24,8 @@ from services.kit.rpc.fields import (
     text_from_proto,
     ttl_from_proto,
 )
-from services.kit.weights import CheckpointTarget, Encoding, Frame, Header, SegmentRef, VersionTarget
-from services.kit.weights.wire import (
+from twinkle_services.kit.weights import CheckpointTarget, Encoding, Frame, Header, SegmentRef, VersionTarget
+from twinkle_services.kit.weights.wire import (
     encoding_from_proto,
     fetch_options_from_proto,
     frame_of,
@@ -31,9 +34,6 @@ from services.kit.weights.wire import (
     receiver_options_from_proto,
     segment_from_proto,
 )
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
-from twinkle.api.checkpoint.v1 import weights_pb2
-from twinkle.checkpoint_engine import StateChunk, WeightManifest
 
 
 async def frames_from_proto(requests: AsyncIterator[StateChunk | wire.PublishRequest]) -> AsyncIterator[Frame]:

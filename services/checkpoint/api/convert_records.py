@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from services.checkpoint.application.archives import ArchivePiece
-from services.checkpoint.application.checkpoint_watch import CheckpointEvent
-from services.checkpoint.application.checkpoints import CopyRequest
-from services.checkpoint.application.uploads import UploadHeader
-from services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey, parse_checkpoint_path
-from services.kit.caller import Caller
-from services.kit.errors import CheckpointNotFound, InvalidField
-from services.kit.paging import Page, SortKey, page_token_after, parse_page
-from services.kit.rpc.fields import (
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
+from twinkle_services.checkpoint.application.archives import ArchivePiece
+from twinkle_services.checkpoint.application.checkpoint_watch import CheckpointEvent
+from twinkle_services.checkpoint.application.checkpoints import CopyRequest
+from twinkle_services.checkpoint.application.uploads import UploadHeader
+from twinkle_services.checkpoint.domain import AdapterVersion, Checkpoint, CheckpointKey, parse_checkpoint_path
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import CheckpointNotFound, InvalidField
+from twinkle_services.kit.paging import Page, SortKey, page_token_after, parse_page
+from twinkle_services.kit.rpc.fields import (
     adapter_id_from_proto,
     base_model_from_proto,
     labels_from_proto,
@@ -18,10 +19,9 @@ from services.kit.rpc.fields import (
     timestamp_to_proto,
     ttl_from_proto,
 )
-from services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
-from services.kit.upload_folder import UploadChunk
-from services.kit.weights.wire import chunk_to_proto
-from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2, weights_pb2
+from twinkle_services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
+from twinkle_services.kit.upload_folder import UploadChunk
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 
 def version_to_proto(version: AdapterVersion) -> weights_pb2.AdapterVersion:

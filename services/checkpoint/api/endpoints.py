@@ -1,8 +1,5 @@
 """Defines the gRPC services that this server offers."""
 
-from services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
-from services.kit.rpc.server import Endpoint
-from services.kit.weights.wire import add_weight_stream
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -10,6 +7,9 @@ from twinkle.api.checkpoint.v1 import (
     version_service_pb2_grpc,
     weight_stream_service_pb2,
 )
+from twinkle_services.checkpoint.api.servicer import CheckpointServicer, VersionServicer, WeightStreamServicer
+from twinkle_services.kit.rpc.server import Endpoint
+from twinkle_services.kit.weights.wire import add_weight_stream
 
 
 def make_endpoints(

@@ -1,7 +1,7 @@
 """Servicers of the gRPC services. Each method converts the request, calls the application, and converts the result.
 
-Chunk frames are passed as `StateChunk` values, not as messages; the handlers of `services.kit.weights.wire` serialize
-and parse them.
+Chunk frames are passed as `StateChunk` values, not as messages; the handlers of `twinkle_services.kit.weights.wire`
+serialize and parse them.
 """
 
 # ruff: noqa: N802 (the methods have the contract's names)
@@ -12,17 +12,6 @@ from typing import Any
 
 import grpc
 
-from services.checkpoint.api import convert, convert_records
-from services.checkpoint.application.archives import Archives
-from services.checkpoint.application.checkpoint_watch import CheckpointWatch
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.checkpoint.application.publish import Publisher
-from services.checkpoint.application.uploads import Uploads
-from services.checkpoint.application.versions import Versions
-from services.checkpoint.application.weight_feed import WeightFeed
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
-from services.kit.weights.wire import frame_to_fetched
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -32,6 +21,17 @@ from twinkle.api.checkpoint.v1 import (
     weight_stream_service_pb2_grpc,
 )
 from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.checkpoint.api import convert, convert_records
+from twinkle_services.checkpoint.application.archives import Archives
+from twinkle_services.checkpoint.application.checkpoint_watch import CheckpointWatch
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.checkpoint.application.publish import Publisher
+from twinkle_services.checkpoint.application.uploads import Uploads
+from twinkle_services.checkpoint.application.versions import Versions
+from twinkle_services.checkpoint.application.weight_feed import WeightFeed
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
+from twinkle_services.kit.weights.wire import frame_to_fetched
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

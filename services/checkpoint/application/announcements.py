@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from services.kit.errors import Draining
+from twinkle_services.kit.errors import Draining
 
 
 class Announcements:

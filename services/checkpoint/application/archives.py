@@ -9,11 +9,11 @@ from weakref import WeakValueDictionary
 
 from blake3 import blake3
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import Checkpoint, CheckpointKey
-from services.checkpoint.ports import ByteSource
-from services.kit.errors import InvalidField
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import Checkpoint, CheckpointKey
+from twinkle_services.checkpoint.ports import ByteSource
+from twinkle_services.kit.errors import InvalidField
 
 _MAX_CACHED_DIGESTS = 4096
 

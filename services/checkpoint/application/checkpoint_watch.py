@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from services.checkpoint.application.registry import CHECKPOINTS, Registry
-from services.checkpoint.domain import Change, Checkpoint, CheckpointKey
-from services.kit.authority import require_internal
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField
+from twinkle_services.checkpoint.application.registry import CHECKPOINTS, Registry
+from twinkle_services.checkpoint.domain import Change, Checkpoint, CheckpointKey
+from twinkle_services.kit.authority import require_internal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey
-from services.checkpoint.domain.errors import CheckpointIdTaken
-from services.kit.authority import require_internal, require_scope
-from services.kit.caller import Caller
-from services.kit.paging import Page, SortKey
-from services.kit.weights import CheckpointTarget, Header
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey
+from twinkle_services.checkpoint.domain.errors import CheckpointIdTaken
+from twinkle_services.kit.authority import require_internal, require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.paging import Page, SortKey
+from twinkle_services.kit.weights import CheckpointTarget, Header
 
 
 @dataclass(frozen=True, kw_only=True)

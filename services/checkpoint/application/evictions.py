@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from services.checkpoint.domain import AdapterVersion
-from services.checkpoint.ports import StateStore
+from twinkle_services.checkpoint.domain import AdapterVersion
+from twinkle_services.checkpoint.ports import StateStore
 
 _log = structlog.get_logger('store')
 

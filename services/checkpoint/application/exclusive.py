@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from services.checkpoint.domain import AdapterKey
-from services.kit.worker import completed
+from twinkle_services.checkpoint.domain import AdapterKey
+from twinkle_services.kit.worker import completed
 
 _Result = TypeVar('_Result')
 

@@ -2,14 +2,14 @@
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import AdapterKey, Record
-from services.checkpoint.ports import StateWriter
-from services.kit.authority import require_internal
-from services.kit.caller import Caller
-from services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
-from services.kit.weights import Commit, Frame, FrameKind, Header, Transfer
 from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import AdapterKey, Record
+from twinkle_services.checkpoint.ports import StateWriter
+from twinkle_services.kit.authority import require_internal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
+from twinkle_services.kit.weights import Commit, Frame, FrameKind, Header, Transfer
 
 
 class Publisher:

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import structlog
 
-from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.evictions import Evictions
-from services.checkpoint.application.exclusive import Exclusive
-from services.checkpoint.application.tracked_store import TrackedStore
-from services.checkpoint.domain import (
+from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+from twinkle_services.checkpoint.application.announcements import Announcements
+from twinkle_services.checkpoint.application.evictions import Evictions
+from twinkle_services.checkpoint.application.exclusive import Exclusive
+from twinkle_services.checkpoint.application.tracked_store import TrackedStore
+from twinkle_services.checkpoint.domain import (
     AdapterKey,
     AdapterVersion,
     Catalogue,
@@ -23,12 +24,11 @@ from services.checkpoint.domain import (
     Record,
     VersionKey,
 )
-from services.checkpoint.ports import StateSource, StateStore, StateWriter
-from services.kit import failpoints
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.weights import CheckpointTarget, Header, VersionTarget
-from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
+from twinkle_services.checkpoint.ports import StateSource, StateStore, StateWriter
+from twinkle_services.kit import failpoints
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.weights import CheckpointTarget, Header, VersionTarget
 
 CHECKPOINTS = 'checkpoints'
 """Topic of the announcements of changed checkpoints; the topic of new versions is the adapter's key."""

@@ -2,10 +2,17 @@
 
 from datetime import datetime
 
-from services.checkpoint.domain import AdapterVersion, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
-from services.checkpoint.ports import ByteSource, StateSource, StateStore, StateWriter
-from services.kit.clock import Clock
 from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.checkpoint.domain import (
+    AdapterVersion,
+    CheckpointKey,
+    DamagedState,
+    NewestMark,
+    Record,
+    VersionKey,
+)
+from twinkle_services.checkpoint.ports import ByteSource, StateSource, StateStore, StateWriter
+from twinkle_services.kit.clock import Clock
 
 
 class TrackedStore:

@@ -4,15 +4,15 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import AdapterKey, Checkpoint
-from services.checkpoint.ports import BaseModels, Upload, UploadStore
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
-from services.kit.upload_folder import UploadChunk
-from services.kit.upload_folder import UploadHeader as StoredHeader
-from services.kit.weights import CheckpointTarget, Header
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import AdapterKey, Checkpoint
+from twinkle_services.checkpoint.ports import BaseModels, Upload, UploadStore
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
+from twinkle_services.kit.upload_folder import UploadChunk
+from twinkle_services.kit.upload_folder import UploadHeader as StoredHeader
+from twinkle_services.kit.weights import CheckpointTarget, Header
 
 
 @dataclass(frozen=True)

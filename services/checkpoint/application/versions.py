@@ -3,12 +3,12 @@
 from datetime import datetime, timedelta
 from functools import partial
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark, VersionKey
-from services.kit.authority import require_internal, require_scope
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound
-from services.kit.paging import Page, SortKey
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark, VersionKey
+from twinkle_services.kit.authority import require_internal, require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.kit.paging import Page, SortKey
 
 
 class Versions:

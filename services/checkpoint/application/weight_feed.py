@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.domain import (
+from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.domain import (
     AdapterKey,
     AdapterVersion,
     Checkpoint,
@@ -14,10 +15,10 @@ from services.checkpoint.domain import (
     VersionKey,
     parse_checkpoint_path,
 )
-from services.kit.authority import require_internal
-from services.kit.caller import Caller
-from services.kit.errors import CheckpointNotFound, VersionNotFound
-from services.kit.weights import (
+from twinkle_services.kit.authority import require_internal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import CheckpointNotFound, VersionNotFound
+from twinkle_services.kit.weights import (
     Base,
     CheckpointTarget,
     Frame,
@@ -27,7 +28,6 @@ from services.kit.weights import (
     StateBytes,
     VersionTarget,
 )
-from twinkle.checkpoint_engine import WeightManifest
 
 
 @dataclass(frozen=True)

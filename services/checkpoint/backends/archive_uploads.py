@@ -4,12 +4,12 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
-from services.checkpoint.backends.peft_archive import OpenAdapter, open_adapter
-from services.checkpoint.backends.pieces import StatePieceSource
-from services.kit.clock import Clock
-from services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
-from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.kit.worker import Threads
+from twinkle_services.checkpoint.backends.peft_archive import OpenAdapter, open_adapter
+from twinkle_services.checkpoint.backends.pieces import StatePieceSource
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
+from twinkle_services.kit.worker import Threads
 
 MAX_UNFINISHED = 16
 """Maximum number of unfinished uploads of one tenant."""

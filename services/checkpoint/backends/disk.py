@@ -16,7 +16,7 @@ import fsspec.core
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from services.kit.disk_space import check_free_space
+from twinkle_services.kit.disk_space import check_free_space
 
 _S3_DEFAULTS = {
     # A cached listing would lack newly written files and contain deleted ones.

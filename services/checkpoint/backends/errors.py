@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.checkpoint.domain import CheckpointKey, VersionKey
-from services.kit.errors import (
+from twinkle import checkpoint_engine as engine
+from twinkle_services.checkpoint.domain import CheckpointKey, VersionKey
+from twinkle_services.kit.errors import (
     CheckpointNotFound,
     ChunkCorrupt,
     DigestMismatch,
@@ -13,7 +14,6 @@ from services.kit.errors import (
     StreamOutOfOrder,
     VersionNotFound,
 )
-from twinkle import checkpoint_engine as engine
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from urllib.parse import quote, unquote
 import structlog
 from blake3 import blake3
 
-from services.checkpoint.backends.disk import Disk
-from services.checkpoint.backends.errors import not_found
-from services.checkpoint.backends.folder_writer import (
+from twinkle.checkpoint_engine import CHUNK_BYTES, WEIGHTS_FILES, WeightManifest, description_files, weights_file
+from twinkle_services.checkpoint.backends.disk import Disk
+from twinkle_services.checkpoint.backends.errors import not_found
+from twinkle_services.checkpoint.backends.folder_writer import (
     DIGESTS_FILE,
     MANIFEST_FILE,
     RECORD_FILE,
@@ -32,16 +33,16 @@ from services.checkpoint.backends.folder_writer import (
     replace_record,
     replaceable_generation,
 )
-from services.checkpoint.backends.open_folders import OpenFolders
-from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
-from services.checkpoint.backends.record_json import (
+from twinkle_services.checkpoint.backends.open_folders import OpenFolders
+from twinkle_services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from twinkle_services.checkpoint.backends.record_json import (
     manifest_from_json,
     mark_from_json,
     mark_to_json,
     record_from_json,
     record_to_json,
 )
-from services.checkpoint.domain import (
+from twinkle_services.checkpoint.domain import (
     AdapterKey,
     Checkpoint,
     CheckpointKey,
@@ -50,9 +51,8 @@ from services.checkpoint.domain import (
     Record,
     VersionKey,
 )
-from services.kit.errors import CheckpointDamaged
-from services.kit.worker import Threads
-from twinkle.checkpoint_engine import CHUNK_BYTES, WEIGHTS_FILES, WeightManifest, description_files, weights_file
+from twinkle_services.kit.errors import CheckpointDamaged
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('store')
 

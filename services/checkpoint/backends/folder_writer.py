@@ -12,15 +12,6 @@ from typing import IO
 import structlog
 from blake3 import blake3
 
-from services.checkpoint.backends.disk import Disk
-from services.checkpoint.backends.errors import domain_errors
-from services.checkpoint.backends.open_folders import OpenFolders
-from services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
-from services.checkpoint.domain import Checkpoint, Record
-from services.kit.errors import MemoryNotShared
-from services.kit.ids import new_id
-from services.kit.weights import SegmentRef
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ChunkVerifier,
     StateChunk,
@@ -31,6 +22,15 @@ from twinkle.checkpoint_engine import (
     weights_file,
     weights_header,
 )
+from twinkle_services.checkpoint.backends.disk import Disk
+from twinkle_services.checkpoint.backends.errors import domain_errors
+from twinkle_services.checkpoint.backends.open_folders import OpenFolders
+from twinkle_services.checkpoint.backends.record_json import manifest_to_json, record_from_json, record_to_json
+from twinkle_services.checkpoint.domain import Checkpoint, Record
+from twinkle_services.kit.errors import MemoryNotShared
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.weights import SegmentRef
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('folders')
 

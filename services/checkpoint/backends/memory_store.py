@@ -3,13 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.checkpoint.backends.errors import domain_errors, not_found
-from services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
-from services.checkpoint.backends.record_json import adapter_part
-from services.checkpoint.domain import AdapterKey, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
-from services.kit.errors import MemoryNotShared
-from services.kit.weights import SegmentRef
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     Assembler,
     PackedState,
@@ -20,6 +13,13 @@ from twinkle.checkpoint_engine import (
     weights_file,
     weights_header,
 )
+from twinkle_services.checkpoint.backends.errors import domain_errors, not_found
+from twinkle_services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from twinkle_services.checkpoint.backends.record_json import adapter_part
+from twinkle_services.checkpoint.domain import AdapterKey, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
+from twinkle_services.kit.errors import MemoryNotShared
+from twinkle_services.kit.weights import SegmentRef
+from twinkle_services.kit.worker import Threads
 
 _Key = VersionKey | CheckpointKey
 

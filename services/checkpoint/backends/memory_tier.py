@@ -14,10 +14,11 @@ from datetime import datetime
 
 import structlog
 
-from services.checkpoint.backends.folder_writer import is_durable
-from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
-from services.checkpoint.backends.tier_writer import TierWriter
-from services.checkpoint.domain import (
+from twinkle.checkpoint_engine import WeightManifest, iter_chunks
+from twinkle_services.checkpoint.backends.folder_writer import is_durable
+from twinkle_services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
+from twinkle_services.checkpoint.backends.tier_writer import TierWriter
+from twinkle_services.checkpoint.domain import (
     AdapterVersion,
     Checkpoint,
     CheckpointKey,
@@ -26,12 +27,11 @@ from services.checkpoint.domain import (
     Record,
     VersionKey,
 )
-from services.checkpoint.ports import ByteSource, StateSource, StateStore
-from services.kit import failpoints
-from services.kit.errors import DomainError, StoreUnavailable
-from services.kit.weights import BytesInMemory
-from services.kit.worker import Threads
-from twinkle.checkpoint_engine import WeightManifest, iter_chunks
+from twinkle_services.checkpoint.ports import ByteSource, StateSource, StateStore
+from twinkle_services.kit import failpoints
+from twinkle_services.kit.errors import DomainError, StoreUnavailable
+from twinkle_services.kit.weights import BytesInMemory
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('memory')
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from services.kit.errors import BaseModelNotFound, InvalidField, ServiceUnreachable
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, WeightManifest
 from twinkle.checkpoint_engine.base_layers import check_fit, layer_shapes
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
 from twinkle.checkpoint_engine.lora_layers import Shapes
 from twinkle.data_format import LoraConfig
 from twinkle.hub import HubError, resolve_model
+from twinkle_services.kit.errors import BaseModelNotFound, InvalidField, ServiceUnreachable
+from twinkle_services.kit.worker import Threads
 
 _FIELD = 'header.base_model'
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from threading import Lock
 
-from services.checkpoint.backends.disk import Disk
+from twinkle_services.checkpoint.backends.disk import Disk
 
 
 class OpenFolders:

@@ -14,11 +14,6 @@ from typing import IO, Self
 
 from blake3 import blake3
 
-from services.checkpoint.backends.errors import domain_errors
-from services.checkpoint.backends.pieces import Piece, StatePieceSource
-from services.kit.errors import InvalidField
-from services.kit.weights.wire import MAX_NAMES
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_MODEL_FILE,
@@ -32,6 +27,11 @@ from twinkle.checkpoint_engine import (
 )
 from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, is_finite
 from twinkle.data_format import LoraConfig
+from twinkle_services.checkpoint.backends.errors import domain_errors
+from twinkle_services.checkpoint.backends.pieces import Piece, StatePieceSource
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.weights.wire import MAX_NAMES
+from twinkle_services.kit.worker import Threads
 
 _CONFIG_LIMIT_BYTES = 1 << 20
 _HEADER_LIMIT_BYTES = 16 << 20

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO
 
-from services.kit.weights import SegmentRef
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.kit.weights import SegmentRef
+from twinkle_services.kit.worker import Threads
 
 
 @dataclass(frozen=True)

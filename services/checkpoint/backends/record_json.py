@@ -8,9 +8,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, Record
 from twinkle.checkpoint_engine import Layout, StateSection, TensorEntry, WeightManifest
 from twinkle.data_format import LoraConfig, base_model_id
+from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, Checkpoint, CheckpointKey, NewestMark, Record
 
 
 def record_to_json(record: Record, *, generation: str) -> bytes:

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import structlog
 
-from services.checkpoint.backends.record_json import (
+from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.checkpoint.backends.record_json import (
     manifest_from_json,
     manifest_to_json,
     record_from_json,
     record_to_json,
 )
-from services.checkpoint.domain import Record
-from services.kit.errors import InUse, MemoryNotShared
-from services.kit.ids import new_id
-from services.kit.weights import Segment, SegmentRef, Segments
-from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.checkpoint.domain import Record
+from twinkle_services.kit.errors import InUse, MemoryNotShared
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.weights import Segment, SegmentRef, Segments
 
 _log = structlog.get_logger('memory')
 

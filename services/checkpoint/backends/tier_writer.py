@@ -3,15 +3,15 @@
 from threading import Lock
 from typing import Protocol
 
-from services.checkpoint.backends.errors import domain_errors
-from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
-from services.checkpoint.domain import CheckpointKey, Record, VersionKey
-from services.checkpoint.ports import StateWriter
-from services.kit import failpoints
-from services.kit.errors import DigestMismatch, InvalidField, StoreUnavailable, StreamOutOfOrder
-from services.kit.weights import Segment, SegmentRef
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import ChunkVerifier, StateChunk, WeightManifest, iter_chunks, state_digest
+from twinkle_services.checkpoint.backends.errors import domain_errors
+from twinkle_services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
+from twinkle_services.checkpoint.domain import CheckpointKey, Record, VersionKey
+from twinkle_services.checkpoint.ports import StateWriter
+from twinkle_services.kit import failpoints
+from twinkle_services.kit.errors import DigestMismatch, InvalidField, StoreUnavailable, StreamOutOfOrder
+from twinkle_services.kit.weights import Segment, SegmentRef
+from twinkle_services.kit.worker import Threads
 
 
 class Tier(Protocol):

@@ -1,11 +1,11 @@
 """Versions and checkpoints, and their rules. This package performs no I/O, and reads neither a clock nor weights."""
 
-from services.checkpoint.domain.catalogue import Catalogue
-from services.checkpoint.domain.change_log import Change, ChangeLog
-from services.checkpoint.domain.errors import CheckpointExists, VersionConflict
-from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
-from services.checkpoint.domain.version_ring import VersionRing
+from twinkle_services.checkpoint.domain.catalogue import Catalogue
+from twinkle_services.checkpoint.domain.change_log import Change, ChangeLog
+from twinkle_services.checkpoint.domain.errors import CheckpointExists, VersionConflict
+from twinkle_services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey, parse_checkpoint_path
+from twinkle_services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
+from twinkle_services.checkpoint.domain.version_ring import VersionRing
 
 __all__ = [
     'AdapterKey',

@@ -7,12 +7,12 @@ committed.
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from services.checkpoint.domain.change_log import ChangeLog
-from services.checkpoint.domain.errors import CheckpointExists
-from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
-from services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
-from services.checkpoint.domain.version_ring import VersionRing
-from services.kit.errors import AdapterNotFound, CheckpointDamaged, CheckpointNotFound
+from twinkle_services.checkpoint.domain.change_log import ChangeLog
+from twinkle_services.checkpoint.domain.errors import CheckpointExists
+from twinkle_services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
+from twinkle_services.checkpoint.domain.records import AdapterVersion, Checkpoint, DamagedState, NewestMark, Record
+from twinkle_services.checkpoint.domain.version_ring import VersionRing
+from twinkle_services.kit.errors import AdapterNotFound, CheckpointDamaged, CheckpointNotFound
 
 _DELETION_LIMIT = 10_000
 """Maximum number of deletions in the log of changes."""

@@ -8,7 +8,7 @@ follower must start again if it missed a deletion that is no longer in the log.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.checkpoint.domain.keys import CheckpointKey
+from twinkle_services.checkpoint.domain.keys import CheckpointKey
 
 
 @dataclass(frozen=True)

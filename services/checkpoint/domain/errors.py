@@ -1,6 +1,6 @@
-"""Errors that only the checkpoint service raises. Shared errors are in `services.kit.errors`."""
+"""Errors that only the checkpoint service raises. Shared errors are in `twinkle_services.kit.errors`."""
 
-from services.kit.errors import Aborted, AlreadyExists, domain_error
+from twinkle_services.kit.errors import Aborted, AlreadyExists, domain_error
 
 
 @domain_error(

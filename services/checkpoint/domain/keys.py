@@ -5,7 +5,7 @@ Since every lookup needs a tenant, a state of another tenant cannot be found by 
 
 from dataclasses import dataclass
 
-from services.kit.names import is_adapter_id, is_name
+from twinkle_services.kit.names import is_adapter_id, is_name
 
 PATH_SCHEME = 'twinkle://'
 

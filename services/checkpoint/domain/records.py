@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
+from twinkle_services.checkpoint.domain.keys import AdapterKey, CheckpointKey, VersionKey
 
 
 @dataclass(frozen=True, kw_only=True)

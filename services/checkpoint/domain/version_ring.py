@@ -6,10 +6,10 @@ is deleted, because it is unused or its adapter was deleted, its number is recor
 
 from dataclasses import replace
 
-from services.checkpoint.domain.errors import VersionConflict
-from services.checkpoint.domain.keys import AdapterKey
-from services.checkpoint.domain.records import AdapterVersion
-from services.kit.errors import CheckpointDamaged, InUse, QuotaExceeded, VersionNotFound
+from twinkle_services.checkpoint.domain.errors import VersionConflict
+from twinkle_services.checkpoint.domain.keys import AdapterKey
+from twinkle_services.checkpoint.domain.records import AdapterVersion
+from twinkle_services.kit.errors import CheckpointDamaged, InUse, QuotaExceeded, VersionNotFound
 
 
 class VersionRing:

@@ -3,23 +3,23 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
-from services.data.api.convert_chats import row_from_trajectory
-from services.data.api.convert_steps import step_to_proto, steps_from_proto
-from services.data.application.datasets import ApplyRequest, CreateRequest, Piece
-from services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField
-from services.kit.paging import Page, SortKey, page_token_after, parse_page
-from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
-from services.kit.rpc.json_values import dict_from_struct
-from services.kit.rpc.message_bounds import MAX_LIST_ITEMS
-from services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
-from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
-from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum
+from twinkle_services.data.api.convert_chats import row_from_trajectory
+from twinkle_services.data.api.convert_steps import step_to_proto, steps_from_proto
+from twinkle_services.data.application.datasets import ApplyRequest, CreateRequest, Piece
+from twinkle_services.data.domain import Dataset, HubSource, MixtureSource, RowSource, Source, UploadSource
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.paging import Page, SortKey, page_token_after, parse_page
+from twinkle_services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative, timestamp_to_proto
+from twinkle_services.kit.rpc.json_values import dict_from_struct
+from twinkle_services.kit.rpc.message_bounds import MAX_LIST_ITEMS
+from twinkle_services.kit.rpc.uploads import sha256_from_proto, upload_chunk_from_proto
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 FileFormat = Literal['jsonl', 'parquet', 'csv']
 

@@ -2,11 +2,11 @@
 
 import json
 
-from services.data.domain import TOKEN_COLUMNS, Row
-from services.kit.rpc.chats import chat_from_proto, chat_to_proto
-from services.kit.rpc.json_values import value_from_proto, value_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.data_format import user_data_values
+from twinkle_services.data.domain import TOKEN_COLUMNS, Row
+from twinkle_services.kit.rpc.chats import chat_from_proto, chat_to_proto
+from twinkle_services.kit.rpc.json_values import value_from_proto, value_to_proto
 
 _CHAT_COLUMNS = ('messages', 'tools', 'user_data')
 

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from services.data.api.convert_chats import trajectory_of_row
-from services.data.application.datasets import PeekedRow
-from services.data.application.loaders import Batch, Credits, End, OpenRequest, StreamStart
-from services.data.domain import TOKEN_COLUMNS, Cursor, Loader, Row
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2, input_feature_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
+from twinkle_services.data.api.convert_chats import trajectory_of_row
+from twinkle_services.data.application.datasets import PeekedRow
+from twinkle_services.data.application.loaders import Batch, Credits, End, OpenRequest, StreamStart
+from twinkle_services.data.domain import TOKEN_COLUMNS, Cursor, Loader, Row
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import fingerprint_of, id_from_proto, not_negative
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 _MAX_ROWS = 65_536
 """Maximum number of rows of a batch."""

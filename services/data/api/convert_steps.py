@@ -3,11 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
-from services.kit.errors import InvalidField, UnknownComponent
-from services.kit.rpc.fields import base_model_from_proto
-from services.kit.rpc.json_values import dict_from_struct, struct_of
-from services.kit.rpc.message_bounds import MAX_LIST_ITEMS, check_options
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.preprocessor import (
     ROW_FORMATS,
@@ -19,6 +14,11 @@ from twinkle.preprocessor import (
     refuse_paths,
 )
 from twinkle.template import template_names
+from twinkle_services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+from twinkle_services.kit.errors import InvalidField, UnknownComponent
+from twinkle_services.kit.rpc.fields import base_model_from_proto
+from twinkle_services.kit.rpc.json_values import dict_from_struct, struct_of
+from twinkle_services.kit.rpc.message_bounds import MAX_LIST_ITEMS, check_options
 
 Strategy = Literal['raise', 'left', 'right', 'split', 'delete']
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import grpc
 
-from services.data.api import convert, convert_loader
-from services.data.application.datasets import Datasets
-from services.data.application.loaders import Loaders
-from services.data.application.uploads import Uploads
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto, not_negative
-from services.kit.rpc.message_bounds import convert_large
-from services.kit.rpc.server import Endpoint
 from twinkle.api.data.v1 import (
     dataset_service_pb2,
     dataset_service_pb2_grpc,
     loader_service_pb2,
     loader_service_pb2_grpc,
 )
+from twinkle_services.data.api import convert, convert_loader
+from twinkle_services.data.application.datasets import Datasets
+from twinkle_services.data.application.loaders import Loaders
+from twinkle_services.data.application.uploads import Uploads
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
+from twinkle_services.kit.rpc.message_bounds import convert_large
+from twinkle_services.kit.rpc.server import Endpoint
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
-from services.data.application.tenant_locks import TenantLocks
-from services.data.domain import (
+from twinkle.dataset import counted
+from twinkle_services.data.application.tenant_locks import TenantLocks
+from twinkle_services.data.domain import (
     Dataset,
     DatasetNotFound,
     DecodedBytes,
@@ -20,16 +21,15 @@ from services.data.domain import (
     Table,
     UploadSource,
 )
-from services.data.domain.dataset import new_dataset
-from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
-from services.kit.ids import new_id
-from services.kit.paging import Page, SortKey
-from services.kit.resumable_uploads import UploadStore
-from twinkle.dataset import counted
+from twinkle_services.data.domain.dataset import new_dataset
+from twinkle_services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.paging import Page, SortKey
+from twinkle_services.kit.resumable_uploads import UploadStore
 
 CHUNK_BYTES = 1 << 20
 """Size of the pieces of an exported file, in bytes; the last piece may be smaller."""

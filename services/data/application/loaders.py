@@ -7,14 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.data.application.datasets import dataset_of
-from services.data.domain import MAX_CREDITS, Cursor, Dataset, DatasetNotReady, Loader, LoaderNotFound, Row
-from services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField, QuotaExceeded, RequestIdReused, StoredDataDamaged, StreamOutOfOrder
-from services.kit.ids import new_id
 from twinkle.dataloader import epoch_order
+from twinkle_services.data.application.datasets import dataset_of
+from twinkle_services.data.domain import MAX_CREDITS, Cursor, Dataset, DatasetNotReady, Loader, LoaderNotFound, Row
+from twinkle_services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import (
+    InvalidField,
+    QuotaExceeded,
+    RequestIdReused,
+    StoredDataDamaged,
+    StreamOutOfOrder,
+)
+from twinkle_services.kit.ids import new_id
 
 
 @dataclass(frozen=True, kw_only=True)

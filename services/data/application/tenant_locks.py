@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from services.kit.errors import QueueFull
+from twinkle_services.kit.errors import QueueFull
 
 
 class TenantLocks:

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
-from services.kit.resumable_uploads import UploadStore
-from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
+from twinkle_services.kit.resumable_uploads import UploadStore
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 
 
 class Uploads:

@@ -16,14 +16,14 @@ from typing import BinaryIO
 
 import structlog
 
-from services.data.backends.record_files import RecordFiles, sync_folder
-from services.data.backends.row_files import RowFiles, write_rows
-from services.data.domain import Dataset, Row, RowMeter, Table
-from services.kit.checksums import check_sums, checked, with_checksum, write_sums
-from services.kit.errors import DomainError, InvalidField, StoredDataDamaged, StoreUnavailable
-from services.kit.worker import Threads, completed
 from twinkle.dataset import UnreadableFile, counted
 from twinkle.dataset import write_rows as write_file
+from twinkle_services.data.backends.record_files import RecordFiles, sync_folder
+from twinkle_services.data.backends.row_files import RowFiles, write_rows
+from twinkle_services.data.domain import Dataset, Row, RowMeter, Table
+from twinkle_services.kit.checksums import check_sums, checked, with_checksum, write_sums
+from twinkle_services.kit.errors import DomainError, InvalidField, StoredDataDamaged, StoreUnavailable
+from twinkle_services.kit.worker import Threads, completed
 
 _log = structlog.get_logger('data')
 _RECORD, _OWNER = 'record.json', 'owner'

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from pathlib import Path
 
-from services.data.backends.record_files import RecordFiles
-from services.data.domain import Loader
-from services.kit.errors import StoredDataDamaged, StoreUnavailable
-from services.kit.worker import Threads, completed
+from twinkle_services.data.backends.record_files import RecordFiles
+from twinkle_services.data.domain import Loader
+from twinkle_services.kit.errors import StoredDataDamaged, StoreUnavailable
+from twinkle_services.kit.worker import Threads, completed
 
 
 class DiskLoaders:

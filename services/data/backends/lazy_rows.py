@@ -3,9 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from services.data.backends.library_errors import step_errors
-from services.data.backends.row_files import as_stored
-from services.data.domain import (
+from twinkle.dataset import DatasetMeta, LazyDataset
+from twinkle.dataset.row_steps import is_kept
+from twinkle.preprocessor import build_filter, build_preprocessor, report_of
+from twinkle.template import Template
+from twinkle_services.data.backends.library_errors import step_errors
+from twinkle_services.data.backends.row_files import as_stored
+from twinkle_services.data.domain import (
     CheckStep,
     Dataset,
     EncodeStep,
@@ -17,13 +21,9 @@ from services.data.domain import (
     Table,
     TemplateStep,
 )
-from services.data.ports import RowReader
-from services.kit.errors import InvalidField
-from services.kit.worker import Threads
-from twinkle.dataset import DatasetMeta, LazyDataset
-from twinkle.dataset.row_steps import is_kept
-from twinkle.preprocessor import build_filter, build_preprocessor, report_of
-from twinkle.template import Template
+from twinkle_services.data.ports import RowReader
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.worker import Threads
 
 TemplateOf = Callable[[TemplateStep], Template]
 

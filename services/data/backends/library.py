@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from services.data.backends.lazy_rows import LazyReader, apply_lazily
-from services.data.backends.library_errors import source_errors, step_errors
-from services.data.domain import (
+from twinkle.data_format import IGNORE_INDEX
+from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
+from twinkle.dataset.row_steps import problems_of
+from twinkle.hub import HubError, local_path
+from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
+from twinkle.template import Template, build_template
+from twinkle_services.data.backends.lazy_rows import LazyReader, apply_lazily
+from twinkle_services.data.backends.library_errors import source_errors, step_errors
+from twinkle_services.data.domain import (
     CheckStep,
     Dataset,
     EncodeStep,
@@ -23,16 +29,10 @@ from services.data.domain import (
     Table,
     TemplateStep,
 )
-from services.data.ports import RowReader
-from services.kit.errors import InvalidField
-from services.kit.telemetry import spans
-from services.kit.worker import Threads
-from twinkle.data_format import IGNORE_INDEX
-from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
-from twinkle.dataset.row_steps import problems_of
-from twinkle.hub import HubError, local_path
-from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
-from twinkle.template import Template, build_template
+from twinkle_services.data.ports import RowReader
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.kit.worker import Threads
 
 _REPORTED_ROWS = 20
 """Maximum number of rows that a check names in its warnings."""

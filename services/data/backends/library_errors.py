@@ -3,8 +3,6 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from services.data.domain import DatasetNotReady, FilterStep, HubIdNotFound, MapStep, Step, Table, TemplateStep
-from services.kit.errors import InvalidField, UnknownComponent
 from twinkle.dataset import DatasetError, InvalidExample, NotReady, UnreadableFile
 from twinkle.hub import DownloadTooLarge, HubError
 from twinkle.preprocessor import (
@@ -16,6 +14,8 @@ from twinkle.preprocessor import (
     preprocessor_names,
 )
 from twinkle.template import TemplateError, UnknownTemplate, template_names
+from twinkle_services.data.domain import DatasetNotReady, FilterStep, HubIdNotFound, MapStep, Step, Table, TemplateStep
+from twinkle_services.kit.errors import InvalidField, UnknownComponent
 
 
 @contextmanager

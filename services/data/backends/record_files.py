@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import structlog
 from pydantic import TypeAdapter
 
-from services.kit.checksums import checked, with_checksum
+from twinkle_services.kit.checksums import checked, with_checksum
 
 _log = structlog.get_logger('data')
 _Record = TypeVar('_Record')

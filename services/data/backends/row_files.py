@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from services.data.domain import TOKEN_COLUMNS, Row, Table
 from twinkle.dataset.files import plain
+from twinkle_services.data.domain import TOKEN_COLUMNS, Row, Table
 
 _DTYPES = {name: np.float32 if name == 'loss_weights' else np.int32 for name in TOKEN_COLUMNS}
 _IMPLIED_COLUMNS = ('attention_mask', 'length')

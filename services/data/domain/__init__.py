@@ -1,11 +1,11 @@
 """Values and rules of the data service: datasets, their sources and steps, loaders and cursors."""
 
-from services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
-from services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
-from services.data.domain.loader import MAX_CREDITS, Cursor, Loader
-from services.data.domain.row_limits import DecodedBytes, DecodedLimits, RowMeter
-from services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
-from services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+from twinkle_services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
+from twinkle_services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
+from twinkle_services.data.domain.loader import MAX_CREDITS, Cursor, Loader
+from twinkle_services.data.domain.row_limits import DecodedBytes, DecodedLimits, RowMeter
+from twinkle_services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
+from twinkle_services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 
 __all__ = [
     'MAX_CREDITS',

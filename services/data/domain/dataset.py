@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from services.data.domain.step import Step, TemplateStep
+from twinkle_services.data.domain.step import Step, TemplateStep
 
 Row = dict[str, Any]
 """A row as a mapping from column names to values; the token columns of encoded rows are arrays."""

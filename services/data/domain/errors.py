@@ -1,8 +1,8 @@
-"""Errors that only the data service raises. Shared errors are in `services.kit.errors`."""
+"""Errors that only the data service raises. Shared errors are in `twinkle_services.kit.errors`."""
 
 from collections.abc import Mapping
 
-from services.kit.errors import FailedPrecondition, NotFound, domain_error
+from twinkle_services.kit.errors import FailedPrecondition, NotFound, domain_error
 
 
 @domain_error('DATASET_NOT_FOUND', 'no dataset {dataset_id!r}')

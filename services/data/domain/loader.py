@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 MAX_CREDITS = 64
 """Maximum number of batches in transit to one reader."""

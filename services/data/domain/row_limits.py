@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.kit.errors import BytesFull, Cancelled, QuotaExceeded
+from twinkle_services.kit.errors import BytesFull, Cancelled, QuotaExceeded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ import asyncio
 import hashlib
 from datetime import timedelta
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.ports import CheckpointStore
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.ids import new_id
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.catalogue.ports import CheckpointStore
+from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.ids import new_id
 
 _KEY_BYTES = 16
 

@@ -13,8 +13,8 @@ from typing import Generic, Never, TypeVar
 
 import structlog
 
-from services.gateway.catalogue.ports import EndedRows, EntryStore, Feed
-from services.gateway.catalogue.rules import (
+from twinkle_services.gateway.catalogue.ports import EndedRows, EntryStore, Feed
+from twinkle_services.gateway.catalogue.rules import (
     CatalogueEvent,
     EntryChanged,
     EntryDamaged,
@@ -22,8 +22,8 @@ from services.gateway.catalogue.rules import (
     EntryKey,
     SnapshotComplete,
 )
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
 
 Entry = TypeVar('Entry')
 

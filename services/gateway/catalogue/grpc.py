@@ -8,7 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from services.gateway.catalogue.rules import (
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grpc
+from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle.checkpoint_engine import StateChunk, chunk_checksum
+from twinkle_services.gateway.catalogue.rules import (
     ArchivePart,
     CatalogueEvent,
     Checkpoint,
@@ -19,16 +23,12 @@ from services.gateway.catalogue.rules import (
     SnapshotComplete,
     UploadRequest,
 )
-from services.kit.errors import DomainError, ServiceUnreachable, StreamOutOfOrder
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import duration_to_proto
-from services.kit.rpc.status import error_from_call
-from services.kit.weights.wire import chunk_to_proto
-from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grpc
-from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
-from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
-from twinkle.checkpoint_engine import StateChunk, chunk_checksum
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable, StreamOutOfOrder
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import duration_to_proto
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 Entry = TypeVar('Entry')
 

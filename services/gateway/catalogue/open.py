@@ -6,13 +6,13 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.follow import FeedFollower
-from services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
-from services.gateway.catalogue.runs import Runs
-from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
+from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 SCHEME, NATIVE_SCHEME = 'tinker://', 'twinkle://'
 _RUN = re.compile(r'[A-Za-z0-9][A-Za-z0-9._:-]{0,127}')

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from services.gateway.catalogue.rules import (
+from twinkle_services.gateway.catalogue.rules import (
     CatalogueEvent,
     Checkpoint,
     CheckpointFilter,
@@ -12,7 +12,7 @@ from services.gateway.catalogue.rules import (
     Run,
     RunFilter,
 )
-from services.gateway.paging import Page
+from twinkle_services.gateway.paging import Page
 
 Entry = TypeVar('Entry')
 Entry_contra = TypeVar('Entry_contra', contravariant=True)

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from sqlalchemy import ColumnElement, delete, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.catalogue.sql import RunRow
-from services.gateway.store.base import SqlStore, insert_into
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.sql import RunRow
+from twinkle_services.gateway.store.base import SqlStore, insert_into
 
 
 class SqlEndedRunRows(SqlStore):

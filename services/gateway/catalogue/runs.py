@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from services.gateway.catalogue.ports import RunStore
-from services.gateway.catalogue.rules import Run, RunFilter
-from services.gateway.errors import RunNotFound
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.kit.caller import Caller
+from twinkle_services.gateway.catalogue.ports import RunStore
+from twinkle_services.gateway.catalogue.rules import Run, RunFilter
+from twinkle_services.gateway.errors import RunNotFound
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.kit.caller import Caller
 
 _CREATION_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses in seconds between attempts to find a run, because the gateway learns of a new run after its creation."""

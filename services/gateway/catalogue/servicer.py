@@ -11,13 +11,17 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
-from services.gateway.catalogue.runs import Runs
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import (
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
+from twinkle.api.gateway.v1 import catalogue_service_pb2_grpc
+from twinkle.data_format import base_model_id
+from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
+from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import (
     fingerprint_of,
     id_from_proto,
     labels_from_proto,
@@ -25,10 +29,6 @@ from services.kit.rpc.fields import (
     time_from_proto,
     timestamp_to_proto,
 )
-from twinkle.api.checkpoint.v1 import checkpoint_pb2
-from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
-from twinkle.api.gateway.v1 import catalogue_service_pb2_grpc
-from twinkle.data_format import base_model_id
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Index, Select, false, func, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
-from services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Creation, EntryKey, Run, RunFilter
-from services.gateway.paging import Counted, Page, Slice
-from services.gateway.sessions.rules import Session, SessionState
-from services.gateway.sessions.sql import SessionRow
-from services.gateway.store.base import (
+from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Creation, EntryKey, Run, RunFilter
+from twinkle_services.gateway.paging import Counted, Page, Slice
+from twinkle_services.gateway.sessions.rules import Session, SessionState
+from twinkle_services.gateway.sessions.sql import SessionRow
+from twinkle_services.gateway.store.base import (
     Base,
     SqlStore,
     as_row,

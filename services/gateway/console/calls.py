@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import descriptor_pool
 from grpc_status import rpc_status
 
-from services.gateway.console.frames import (
+from twinkle_services.gateway.console.frames import (
     HEAD_BYTES,
     WEB_TYPE,
     check_web_call,
@@ -25,15 +25,15 @@ from services.gateway.console.frames import (
     timeout_seconds,
     trailers_frame,
 )
-from services.gateway.console.rules import check_origin
-from services.gateway.console.sessions import BrowserSessions
-from services.gateway.credentials import Access, requirement_of
-from services.gateway.http.body import read_bytes
-from services.gateway.http.call import ErrorFormat, HttpCall, JsonResponse, Response
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, NotBuiltYet, ScopeMissing
-from services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
-from services.kit.rpc.status import error_from_call, status_from_error
+from twinkle_services.gateway.console.rules import check_origin
+from twinkle_services.gateway.console.sessions import BrowserSessions
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.gateway.http.body import read_bytes
+from twinkle_services.gateway.http.call import ErrorFormat, HttpCall, JsonResponse, Response
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, NotBuiltYet, ScopeMissing
+from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
+from twinkle_services.kit.rpc.status import error_from_call, status_from_error
 
 _HEADERS = {'cache-control': 'no-store', 'x-accel-buffering': 'no', 'x-content-type-options': 'nosniff'}
 _DETAILS_KEY = 'grpc-status-details-bin'

@@ -2,15 +2,15 @@
 
 from contextlib import aclosing
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.paths import NATIVE_SCHEME
-from services.gateway.console.rules import check_origin
-from services.gateway.console.sessions import BrowserSessions
-from services.gateway.credentials import Scope
-from services.gateway.http.archives import ByteRange, FileResponse
-from services.gateway.http.call import HttpCall, Response
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.catalogue.paths import NATIVE_SCHEME
+from twinkle_services.gateway.console.rules import check_origin
+from twinkle_services.gateway.console.sessions import BrowserSessions
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.http.archives import ByteRange, FileResponse
+from twinkle_services.gateway.http.call import HttpCall, Response
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
 
 
 class CheckpointDownloads:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from services.gateway.http.call import HttpCall, Response
+from twinkle_services.gateway.http.call import HttpCall, Response
 
 INDEX = 'index.html'
 SECURITY_HEADERS: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from urllib.parse import quote
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 WEB_TYPE = 'application/grpc-web+proto'
 _TYPES = frozenset({WEB_TYPE, 'application/grpc-web'})

@@ -9,20 +9,20 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.config import GatewayConfig
-from services.gateway.console.calls import WebCalls
-from services.gateway.console.downloads import CheckpointDownloads
-from services.gateway.console.files import AppFiles
-from services.gateway.console.routes import ConsoleErrors, ConsoleRoutes
-from services.gateway.console.sessions import BrowserSessions, LoginLinks
-from services.gateway.http.call import Route
-from services.gateway.keys.authenticator import KeyVerifier
-from services.gateway.keys.open import pepper_of
-from services.gateway.keys.pepper import PepperedSealer
-from services.kit.clock import Clock
-from services.kit.rpc.channel import open_forwarding_channel
-from services.kit.rpc.server import RpcServer
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.console.calls import WebCalls
+from twinkle_services.gateway.console.downloads import CheckpointDownloads
+from twinkle_services.gateway.console.files import AppFiles
+from twinkle_services.gateway.console.routes import ConsoleErrors, ConsoleRoutes
+from twinkle_services.gateway.console.sessions import BrowserSessions, LoginLinks
+from twinkle_services.gateway.http.call import Route
+from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.open import pepper_of
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.rpc.channel import open_forwarding_channel
+from twinkle_services.kit.rpc.server import RpcServer
 
 STATIC = Path(__file__).parent / 'static'
 """Folder of the built app."""

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 import structlog
 from pydantic import Field
 
-from services.gateway.console.calls import WebCalls
-from services.gateway.console.downloads import CheckpointDownloads
-from services.gateway.console.files import INDEX, AppFiles
-from services.gateway.console.rules import MAX_SECRET_LENGTH, check_origin, set_cookie, uses_tls
-from services.gateway.console.sessions import BrowserSession, BrowserSessions, LoginLinks
-from services.gateway.fleet.model_routes import shown_text
-from services.gateway.http.body import Pace, read_bytes, read_json
-from services.gateway.http.call import JSON_TYPE, STATUSES, HttpCall, JsonResponse, Response, Route
-from services.gateway.http.validation import JsonModel, read_model
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, InvalidField
-from services.kit.rpc.auth import bearer_token
-from services.kit.rpc.context import current_caller
+from twinkle_services.gateway.console.calls import WebCalls
+from twinkle_services.gateway.console.downloads import CheckpointDownloads
+from twinkle_services.gateway.console.files import INDEX, AppFiles
+from twinkle_services.gateway.console.rules import MAX_SECRET_LENGTH, check_origin, set_cookie, uses_tls
+from twinkle_services.gateway.console.sessions import BrowserSession, BrowserSessions, LoginLinks
+from twinkle_services.gateway.fleet.model_routes import shown_text
+from twinkle_services.gateway.http.body import Pace, read_bytes, read_json
+from twinkle_services.gateway.http.call import JSON_TYPE, STATUSES, HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.http.validation import JsonModel, read_model
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, InvalidField
+from twinkle_services.kit.rpc.auth import bearer_token
+from twinkle_services.kit.rpc.context import current_caller
 
 API = '/console/api/'
 ANY_KEY = '/twinkle.api.server.v1.ServerService/GetServerInfo'

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from services.kit.errors import CredentialsInvalid, InvalidField
+from twinkle_services.kit.errors import CredentialsInvalid, InvalidField
 
 COOKIE = 'twinkle_console'
 """Name of the cookie of a session."""

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from services.gateway.console.rules import MAX_SECRET_LENGTH, Credential, cookie_value, session_end
-from services.gateway.keys.authenticator import KeyVerifier
-from services.gateway.keys.pepper import PepperedSealer
-from services.gateway.keys.rules import ApiKey
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import CredentialsInvalid, CredentialsMissing
-from services.kit.rpc.auth import bearer_token
+from twinkle_services.gateway.console.rules import MAX_SECRET_LENGTH, Credential, cookie_value, session_end
+from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.keys.rules import ApiKey
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import CredentialsInvalid, CredentialsMissing
+from twinkle_services.kit.rpc.auth import bearer_token
 
 LINK_TIME = timedelta(minutes=10)
 """Time for which a link can be used."""

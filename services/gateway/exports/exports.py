@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.errors import ExportNotFound
-from services.gateway.exports.rules import MAX_UNFINISHED, Export, ExportRequest, check_token, parse_target
-from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.transfers import ExportTargets
-from services.gateway.keys.pepper import PepperedSealer
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import DomainError, RequestIdReused
-from services.kit.ids import new_id
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.errors import ExportNotFound
+from twinkle_services.gateway.exports.rules import MAX_UNFINISHED, Export, ExportRequest, check_token, parse_target
+from twinkle_services.gateway.exports.sql import SqlExportStore
+from twinkle_services.gateway.exports.transfers import ExportTargets
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError, RequestIdReused
+from twinkle_services.kit.ids import new_id
 
 
 class ExportNotifier:

@@ -1,4 +1,4 @@
-"""Process that uploads one folder to a hub: `python -m services.gateway.exports.hub_process`.
+"""Process that uploads one folder to a hub: `python -m twinkle_services.gateway.exports.hub_process`.
 
 The hub's client cannot be cancelled, but a process can be killed. The job on standard input is a JSON object with
 `folder`, `target`, `token` and `is_private`, so that the token appears in no process list and no environment.

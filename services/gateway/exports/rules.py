@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from services.kit.errors import DomainError, InvalidField, NotSupportedHere
+from twinkle_services.kit.errors import DomainError, InvalidField, NotSupportedHere
 
 MAX_UNFINISHED = 16
 """Maximum number of unfinished exports of one tenant."""

@@ -15,19 +15,19 @@ from typing import Never
 
 import structlog
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.config import ExportsConfig, GatewayConfig
-from services.gateway.exports.exports import ExportNotifier, Exports
-from services.gateway.exports.rules import Export, ExportState, SentFolder, parse_target, pause_after
-from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
-from services.gateway.keys.open import pepper_of
-from services.gateway.keys.pepper import PepperedSealer
-from services.gateway.store.database import Database
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import DomainError, Internal, ServiceUnreachable
-from services.kit.rpc.context import acting_for
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.config import ExportsConfig, GatewayConfig
+from twinkle_services.gateway.exports.exports import ExportNotifier, Exports
+from twinkle_services.gateway.exports.rules import Export, ExportState, SentFolder, parse_target, pause_after
+from twinkle_services.gateway.exports.sql import SqlExportStore
+from twinkle_services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
+from twinkle_services.gateway.keys.open import pepper_of
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError, Internal, ServiceUnreachable
+from twinkle_services.kit.rpc.context import acting_for
 
 _CLEANUP_SECONDS = 60
 

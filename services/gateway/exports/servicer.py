@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc
 
-from services.gateway.exports.exports import Exports
-from services.gateway.exports.rules import Export, ExportRequest, ExportState
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.gateway.paging import Listing
-from services.kit.errors import DomainError
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto, text_from_proto, timestamp_to_proto
 from twinkle.api.error.v1 import error_reason_pb2
 from twinkle.api.gateway.v1 import export_service_pb2 as messages
 from twinkle.api.gateway.v1 import export_service_pb2_grpc
+from twinkle_services.gateway.exports.exports import Exports
+from twinkle_services.gateway.exports.rules import Export, ExportRequest, ExportState
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.paging import Listing
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto, text_from_proto, timestamp_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _PATH_LENGTH = 512

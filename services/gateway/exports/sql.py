@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Index, LargeBinary, String, UniqueConstrai
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.paging import Page
-from services.gateway.store.base import (
+from twinkle_services.gateway.exports.rules import Export, ExportState
+from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.store.base import (
     Base,
     EnumName,
     ErrorStatus,
@@ -23,7 +23,7 @@ from services.gateway.store.base import (
     newest_first,
     select_values,
 )
-from services.kit.errors import DomainError, QuotaExceeded
+from twinkle_services.kit.errors import DomainError, QuotaExceeded
 
 _UNFINISHED = (ExportState.WAITING, ExportState.RUNNING)
 

@@ -13,11 +13,11 @@ from typing import IO, Any
 
 from blake3 import blake3
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.errors import CheckpointChanged, HubRefused
-from services.gateway.exports.rules import SentFolder, Target
-from services.kit.errors import DigestMismatch, InvalidField, NotSupportedHere, ServiceUnreachable
-from services.kit.ids import new_id
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.errors import CheckpointChanged, HubRefused
+from twinkle_services.gateway.exports.rules import SentFolder, Target
+from twinkle_services.kit.errors import DigestMismatch, InvalidField, NotSupportedHere, ServiceUnreachable
+from twinkle_services.kit.ids import new_id
 
 ReportBytes = Callable[[int, int], None]
 """Receives the number of bytes of an archive that have been read, and the size of the archive in bytes."""
@@ -133,7 +133,7 @@ class ExportTargets:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             '-m',
-            'services.gateway.exports.hub_process',
+            'twinkle_services.gateway.exports.hub_process',
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # The hub's client may print the token.

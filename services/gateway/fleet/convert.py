@@ -8,12 +8,18 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from services.gateway.fleet.replicas import FleetEvent, LeaseTerms
-from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState, ResidentAdapter
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import MAX_ID_LENGTH, duration_to_proto, id_from_proto, text_from_proto, timestamp_to_proto
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.sampler.v1 import engine_pb2
+from twinkle_services.gateway.fleet.replicas import FleetEvent, LeaseTerms
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState, ResidentAdapter
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import (
+    MAX_ID_LENGTH,
+    duration_to_proto,
+    id_from_proto,
+    text_from_proto,
+    timestamp_to_proto,
+)
 
 MAX_BASE_MODELS = 64
 MAX_RESIDENT_ADAPTERS = 4096

@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc
 
-from services.gateway.errors import ReplicaNotReached
-from services.gateway.fleet.convert import load_from_proto
-from services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
-from services.kit.rpc.channel import open_forwarding_channel
-from services.kit.rpc.status import error_from_call
-from services.kit.tls import TlsConfig
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.gateway.errors import ReplicaNotReached
+from twinkle_services.gateway.fleet.convert import load_from_proto
+from twinkle_services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
+from twinkle_services.kit.rpc.channel import open_forwarding_channel
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.tls import TlsConfig
 
 CONNECT_SECONDS = 5.0
 """Timeout of a connection attempt; without a timeout, one lost packet could delay the attempt for much longer."""

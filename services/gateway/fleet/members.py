@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaState, serving_run
-from services.gateway.fleet.sampler_choice import LoadTable, PrefixMemory, RouteKey, candidates, choose
+from twinkle_services.gateway.fleet.rules import Fleet, Replica, ReplicaReport, ReplicaState, serving_run
+from twinkle_services.gateway.fleet.sampler_choice import LoadTable, PrefixMemory, RouteKey, candidates, choose
 
 
 class Membership:

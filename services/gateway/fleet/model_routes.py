@@ -14,13 +14,13 @@ from contextlib import aclosing
 from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
-from services.gateway.catalogue.ports import RunStore
-from services.gateway.catalogue.rules import Creation
-from services.gateway.catalogue.sql import SqlAssignmentStore
-from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
-from services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
 from twinkle.data_format import base_model_id
+from twinkle_services.gateway.catalogue.ports import RunStore
+from twinkle_services.gateway.catalogue.rules import Creation
+from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore
+from twinkle_services.gateway.errors import AdapterIdTaken
+from twinkle_services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
+from twinkle_services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
 
 _HUBS = ('ms://', 'hf://')
 _FOLDER = re.compile(r"""(?<=['"])(?:\.{0,2}/|~)[^'"]+(?=['"])|(?<![^\s(=])/[^\s'",;]+""")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.rules import EntryKey
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,21 +10,27 @@ from typing import Any, Never
 import grpc
 import structlog
 
-from services.gateway.catalogue.follow import FeedFollower
-from services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
-from services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
-from services.gateway.config import GatewayConfig
-from services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import MODEL, ModelRoutes
-from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.rules import Fleet, ReplicaReport
-from services.gateway.fleet.upstreams import GrpcFleetFacts, GrpcModelFacts, GrpcUpstreamFacts, ServiceRuns, Upstreams
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.rpc.channel import open_channel, open_forwarding_channel
-from services.kit.telemetry import measures
+from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
+from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.model_routes import MODEL, ModelRoutes
+from twinkle_services.gateway.fleet.replicas import Replicas
+from twinkle_services.gateway.fleet.rules import Fleet, ReplicaReport
+from twinkle_services.gateway.fleet.upstreams import (
+    GrpcFleetFacts,
+    GrpcModelFacts,
+    GrpcUpstreamFacts,
+    ServiceRuns,
+    Upstreams,
+)
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.channel import open_channel, open_forwarding_channel
+from twinkle_services.kit.telemetry import measures
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 """Returns the coroutine of a background task, which runs until it is cancelled."""

@@ -7,16 +7,16 @@ from datetime import timedelta
 
 import structlog
 
-from services.gateway.config import FleetConfig
-from services.gateway.errors import ReplicaNotFound
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
-from services.kit.authority import require_internal, require_scope
-from services.kit.caller import Caller
-from services.kit.config import host_of, is_loopback
-from services.kit.errors import InvalidField
-from services.kit.ids import new_id
-from services.kit.paging import Page
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.gateway.errors import ReplicaNotFound
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
+from twinkle_services.kit.authority import require_internal, require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.config import host_of, is_loopback
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.paging import Page
 
 _log = structlog.get_logger('fleet')
 

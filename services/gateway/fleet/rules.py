@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from services.gateway.errors import ReplicaNotFound
-from services.kit.clock import Clock
+from twinkle_services.gateway.errors import ReplicaNotFound
+from twinkle_services.kit.clock import Clock
 
 MAX_REMEMBERED_DEPARTURES = 1024
 """Number of departed replicas whose ids are stored for watchers that resume."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from services.gateway.fleet.rules import Replica, ReplicaState
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaState
 
 BLOCK_BYTES = 256
 """Size of a prefix block: 64 tokens of four bytes."""

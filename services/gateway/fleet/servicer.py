@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 
-from services.gateway.fleet import convert
-from services.gateway.fleet.replicas import Replicas
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import duration_to_proto, id_from_proto
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
+from twinkle_services.gateway.fleet import convert
+from twinkle_services.gateway.fleet.replicas import Replicas
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import duration_to_proto, id_from_proto
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -9,20 +9,20 @@ from typing import Any, Protocol, cast
 
 import grpc
 
-from services.gateway.catalogue.ports import RunStore
-from services.gateway.catalogue.rules import EntryKey, Run
-from services.gateway.fleet.model_routes import MODEL, ModelRoutes
-from services.gateway.fleet.model_table import ModelReport
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import AdapterExpired, Code, ServiceUnreachable
-from services.kit.rpc.channel import forwarded_metadata, open_channel
-from services.kit.rpc.context import acting_for, current_caller
-from services.kit.rpc.status import error_from_call
-from services.kit.tls import TlsConfig
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.gateway.catalogue.ports import RunStore
+from twinkle_services.gateway.catalogue.rules import EntryKey, Run
+from twinkle_services.gateway.fleet.model_routes import MODEL, ModelRoutes
+from twinkle_services.gateway.fleet.model_table import ModelReport
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import AdapterExpired, Code, ServiceUnreachable
+from twinkle_services.kit.rpc.channel import forwarded_metadata, open_channel
+from twinkle_services.kit.rpc.context import acting_for, current_caller
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.tls import TlsConfig
 
 DESCRIBE_SECONDS = 2.0
 """A service that takes longer to return its description counts as unreachable."""

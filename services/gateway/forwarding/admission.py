@@ -14,12 +14,12 @@ from typing import Any
 
 import grpc
 
-from services.gateway.quotas.enforcement import TrainingLimits
-from services.gateway.quotas.grpc import is_save, refused_creation, refused_save
-from services.kit.rpc.context import current_caller
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+from twinkle_services.gateway.quotas.enforcement import TrainingLimits
+from twinkle_services.gateway.quotas.grpc import is_save, refused_creation, refused_save
+from twinkle_services.kit.rpc.context import current_caller
 
 _ADAPTERS = adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training_service_pb2.DESCRIPTOR.services_by_name['TrainingService'].full_name

@@ -16,13 +16,13 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from services.gateway.credentials import Access, requirement_of
-from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.rpc.call import cancelled_if_disconnected
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import current_request_id
-from services.kit.rpc.layers import REQUEST_ID_KEY
-from services.kit.rpc.status import error_from_call
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.rpc.call import cancelled_if_disconnected
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.context import current_request_id
+from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY
+from twinkle_services.kit.rpc.status import error_from_call
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import grpc
 
-from services.gateway.errors import BaseModelsUnreachable
-from services.gateway.fleet.upstreams import ServiceFacts
-from services.kit.errors import InvalidPageToken, ServiceUnreachable
-from services.kit.paging import Page, page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.server_info import CONTRACT_VERSION
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle.api.server.v1 import server_service_pb2 as messages
 from twinkle.api.server.v1 import server_service_pb2_grpc
+from twinkle_services.gateway.errors import BaseModelsUnreachable
+from twinkle_services.gateway.fleet.upstreams import ServiceFacts
+from twinkle_services.kit.errors import InvalidPageToken, ServiceUnreachable
+from twinkle_services.kit.paging import Page, page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.server_info import CONTRACT_VERSION
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ListOne = Callable[[bytes, Context], Awaitable[bytes]]

@@ -6,35 +6,6 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
-from services.gateway.catalogue.open import Catalogue
-from services.gateway.config import GatewayConfig
-from services.gateway.exports.exports import Exports
-from services.gateway.exports.servicer import ExportServicer
-from services.gateway.fleet.model_routes import MODEL
-from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.servicer import FleetServicer
-from services.gateway.fleet.upstreams import Upstreams
-from services.gateway.forwarding.admission import AdmittedCalls
-from services.gateway.forwarding.by_model import ModelForwarder
-from services.gateway.forwarding.bytes import Forwarder
-from services.gateway.keys.open import Accounts
-from services.gateway.keys.servicer import KeyServicer
-from services.gateway.metrics.metrics import Metrics
-from services.gateway.metrics.servicer import MetricServicer
-from services.gateway.metrics.watches import MetricWatches
-from services.gateway.quotas.enforcement import TrainingLimits
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.quotas.servicer import QuotaServicer, UsageServicer
-from services.gateway.rollouts.rollouts import Rollouts
-from services.gateway.rollouts.servicer import RolloutServicer
-from services.gateway.sampling.sampling import Sampling
-from services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
-from services.gateway.sessions.servicer import SessionServicer
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.traces.index import TraceIndex
-from services.gateway.traces.servicer import TraceServicer
-from services.gateway.traces.traces import Traces
-from services.kit.rpc.server import Endpoint
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2, loader_service_pb2
 from twinkle.api.gateway.v1 import (
@@ -58,6 +29,35 @@ from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceSe
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+from twinkle_services.gateway.catalogue.open import Catalogue
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.exports.exports import Exports
+from twinkle_services.gateway.exports.servicer import ExportServicer
+from twinkle_services.gateway.fleet.model_routes import MODEL
+from twinkle_services.gateway.fleet.replicas import Replicas
+from twinkle_services.gateway.fleet.servicer import FleetServicer
+from twinkle_services.gateway.fleet.upstreams import Upstreams
+from twinkle_services.gateway.forwarding.admission import AdmittedCalls
+from twinkle_services.gateway.forwarding.by_model import ModelForwarder
+from twinkle_services.gateway.forwarding.bytes import Forwarder
+from twinkle_services.gateway.keys.open import Accounts
+from twinkle_services.gateway.keys.servicer import KeyServicer
+from twinkle_services.gateway.metrics.metrics import Metrics
+from twinkle_services.gateway.metrics.servicer import MetricServicer
+from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.gateway.quotas.enforcement import TrainingLimits
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.quotas.servicer import QuotaServicer, UsageServicer
+from twinkle_services.gateway.rollouts.rollouts import Rollouts
+from twinkle_services.gateway.rollouts.servicer import RolloutServicer
+from twinkle_services.gateway.sampling.sampling import Sampling
+from twinkle_services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
+from twinkle_services.gateway.sessions.servicer import SessionServicer
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.traces.index import TraceIndex
+from twinkle_services.gateway.traces.servicer import TraceServicer
+from twinkle_services.gateway.traces.traces import Traces
+from twinkle_services.kit.rpc.server import Endpoint
 
 
 def _service_in(contract: Any) -> ServiceDescriptor:

@@ -3,14 +3,14 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from services.gateway.futures.ports import Trainer
-from services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
-from services.gateway.quotas.enforcement import SamplingGate, TrainingLimits
-from services.gateway.quotas.grpc import is_save, refused_creation, refused_save
-from services.gateway.quotas.rules import Work
-from services.gateway.quotas.usage_meter import UsageMeter
-from services.gateway.sampling.rules import BatchRequest, PromptResult
-from services.kit.errors import BytesFull, QueueFull
+from twinkle_services.gateway.futures.ports import Trainer
+from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
+from twinkle_services.gateway.quotas.enforcement import SamplingGate, TrainingLimits
+from twinkle_services.gateway.quotas.grpc import is_save, refused_creation, refused_save
+from twinkle_services.gateway.quotas.rules import Work
+from twinkle_services.gateway.quotas.usage_meter import UsageMeter
+from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
+from twinkle_services.kit.errors import BytesFull, QueueFull
 
 UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
 _MAX_UNSETTLED = 1 << 16

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from services.gateway.futures.ports import Executor, FutureStore, Trainer
-from services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, EXECUTE_KIND, Future
-from services.gateway.sampling.convert import batch_request_for_weights
-from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.sampling.rules import BatchRequest, PromptResult
-from services.kit.caller import Caller
-from services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnreachable
-from services.kit.failpoints import reach
-from services.kit.retry import Retry
-from services.kit.rpc.context import acting_for
+from twinkle_services.gateway.futures.ports import Executor, FutureStore, Trainer
+from twinkle_services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, EXECUTE_KIND, Future
+from twinkle_services.gateway.sampling.convert import batch_request_for_weights
+from twinkle_services.gateway.sampling.handles import SamplingHandles
+from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Cancelled, DomainError, InvalidField, ServiceUnreachable
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.retry import Retry
+from twinkle_services.kit.rpc.context import acting_for
 
 SAMPLE_PATIENCE = timedelta(minutes=30)
 _MAX_REMEMBERED = 1024

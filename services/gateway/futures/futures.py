@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
-from services.gateway.errors import FutureExpired, FutureNotFound
-from services.gateway.futures.ports import Executor
-from services.gateway.futures.rules import (
+from twinkle_services.gateway.errors import FutureExpired, FutureNotFound
+from twinkle_services.gateway.futures.ports import Executor
+from twinkle_services.gateway.futures.rules import (
     DELETE_KIND,
     Future,
     FutureRequest,
@@ -16,12 +16,12 @@ from services.gateway.futures.rules import (
     Notification,
     NotificationKind,
 )
-from services.gateway.futures.runner import Runner
-from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.futures.waiters import Topics
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, Draining
-from services.kit.failpoints import reach
+from twinkle_services.gateway.futures.runner import Runner
+from twinkle_services.gateway.futures.sql_peers import SqlPeers
+from twinkle_services.gateway.futures.waiters import Topics
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, Draining
+from twinkle_services.kit.failpoints import reach
 
 _LARGE_BYTES = 1 << 18
 """Size above which a payload's digest is computed in a thread, so that the event loop is not blocked."""

@@ -7,11 +7,11 @@ from typing import Never
 
 import structlog
 
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import NotificationKind
-from services.gateway.futures.sql_peers import SqlPeers
-from services.kit.errors import DomainError
-from services.kit.retry import Retry
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.rules import NotificationKind
+from twinkle_services.gateway.futures.sql_peers import SqlPeers
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.retry import Retry
 
 _STABLE_SECONDS = 60.0
 """A notification connection that lasted this long resets the back-off."""

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import grpc
 
-from services.gateway.fleet.upstreams import ModelChannels
-from services.kit.caller import Caller
-from services.kit.errors import ServiceUnreachable
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.serialized_fields import peek_text
-from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_service_pb2 as adapters
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.model.v1 import training_service_pb2 as training
+from twinkle_services.gateway.fleet.upstreams import ModelChannels
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.serialized_fields import peek_text
+from twinkle_services.kit.rpc.status import error_from_call
 
 _ADAPTERS = adapters.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name

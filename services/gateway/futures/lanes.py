@@ -12,9 +12,9 @@ from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from services.gateway.futures.ports import FutureStore
-from services.gateway.futures.rules import Future
-from services.kit.retry import Retry
+from twinkle_services.gateway.futures.ports import FutureStore
+from twinkle_services.gateway.futures.rules import Future
+from twinkle_services.kit.retry import Retry
 
 _MAX_IDLE = 1000
 """Number of lanes in memory above which idle lanes are dropped."""

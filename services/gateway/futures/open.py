@@ -4,31 +4,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.gateway.config import FuturesConfig, GatewayConfig
-from services.gateway.fleet.open import Job
-from services.gateway.futures.capacity import FutureCapacity, SampleTally
-from services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.gateway_lease import GatewayLease
-from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.ports import Trainer
-from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.rules import REFUSED_KIND, SAMPLE_KIND, Bounds, PayloadsNotShared
-from services.gateway.futures.runner import Runner, RunnerLimits
-from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.futures.waiters import Waiters
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.sampling.ports import WeightFacts
-from services.gateway.sampling.sampling import Sampling
-from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.store.database import Database
-from services.kit.byte_gate import ByteGate
-from services.kit.clock import Clock
-from services.kit.retry import Retry
-from services.kit.rpc.context import current_caller
-from services.kit.telemetry import measures
+from twinkle_services.gateway.config import FuturesConfig, GatewayConfig
+from twinkle_services.gateway.fleet.open import Job
+from twinkle_services.gateway.futures.capacity import FutureCapacity, SampleTally
+from twinkle_services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.gateway_lease import GatewayLease
+from twinkle_services.gateway.futures.payloads import PayloadFiles
+from twinkle_services.gateway.futures.ports import Trainer
+from twinkle_services.gateway.futures.records import Expiry, FutureRecords
+from twinkle_services.gateway.futures.rules import REFUSED_KIND, SAMPLE_KIND, Bounds, PayloadsNotShared
+from twinkle_services.gateway.futures.runner import Runner, RunnerLimits
+from twinkle_services.gateway.futures.sql import SqlFutureStore
+from twinkle_services.gateway.futures.sql_peers import SqlPeers
+from twinkle_services.gateway.futures.waiters import Waiters
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.sampling.handles import SamplingHandles
+from twinkle_services.gateway.sampling.ports import WeightFacts
+from twinkle_services.gateway.sampling.sampling import Sampling
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.retry import Retry
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.telemetry import measures
 
 _HEARTBEATS = 10
 """Number of heartbeats per lease."""

@@ -19,10 +19,10 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from services.kit.disk_space import check_free_space
-from services.kit.errors import ServiceUnreachable
-from services.kit.ids import new_id
-from services.kit.worker import Threads
+from twinkle_services.kit.disk_space import check_free_space
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.worker import Threads
 
 _NAME = re.compile(r'[a-z0-9][a-z0-9-]{3,120}\.[a-z]{1,16}')
 _DIGEST_BYTES = 16

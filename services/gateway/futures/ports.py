@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.futures.rules import Future
+from twinkle_services.gateway.futures.rules import Future
 
 
 class FutureStore(Protocol):

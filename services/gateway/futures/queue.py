@@ -6,8 +6,8 @@ A busy or unavailable base model therefore takes no slots from other base models
 from collections import OrderedDict
 from collections.abc import Callable
 
-from services.gateway.futures.rules import Bounds, Future
-from services.gateway.sampling.slots import FairSlots, equal_weight
+from twinkle_services.gateway.futures.rules import Bounds, Future
+from twinkle_services.gateway.sampling.slots import FairSlots, equal_weight
 
 MAX_QUEUES = 64
 """Maximum number of base models with separate slots. Clients choose the names, so further base models share a queue."""

@@ -10,13 +10,13 @@ from typing import Never
 
 import structlog
 
-from services.gateway.errors import FutureExpired, PayloadLost, RequestCrashed
-from services.gateway.futures.ports import FutureStore, PayloadStore
-from services.gateway.futures.rules import Future, FutureState, FutureTaken, future_id_of_name
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.failpoints import reach
-from services.kit.retry import Retry
+from twinkle_services.gateway.errors import FutureExpired, PayloadLost, RequestCrashed
+from twinkle_services.gateway.futures.ports import FutureStore, PayloadStore
+from twinkle_services.gateway.futures.rules import Future, FutureState, FutureTaken, future_id_of_name
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.retry import Retry
 
 MAX_CRASHES = 3
 """A resumed future fails once the process has crashed this many times while it ran the future."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from services.kit.errors import DomainError, RequestIdReused
+from twinkle_services.kit.errors import DomainError, RequestIdReused
 
 NOTE_LENGTH = 4096
 """Maximum number of characters of a note."""

@@ -13,17 +13,17 @@ from typing import Any
 
 import structlog
 
-from services.gateway.errors import PositionMissing, PositionPassed
-from services.gateway.futures.capacity import FutureCapacity
-from services.gateway.futures.lanes import Admission, Lanes
-from services.gateway.futures.ports import Executor
-from services.gateway.futures.queue import FutureQueue, never_rate_limited
-from services.gateway.futures.records import FutureRecords, Outcome
-from services.gateway.futures.rules import Bounds, Future, FutureTaken
-from services.gateway.futures.waiters import Waiters
-from services.gateway.sampling.slots import equal_weight
-from services.kit.byte_gate import ByteGate
-from services.kit.errors import Cancelled, DomainError, Internal, NotSupportedHere
+from twinkle_services.gateway.errors import PositionMissing, PositionPassed
+from twinkle_services.gateway.futures.capacity import FutureCapacity
+from twinkle_services.gateway.futures.lanes import Admission, Lanes
+from twinkle_services.gateway.futures.ports import Executor
+from twinkle_services.gateway.futures.queue import FutureQueue, never_rate_limited
+from twinkle_services.gateway.futures.records import FutureRecords, Outcome
+from twinkle_services.gateway.futures.rules import Bounds, Future, FutureTaken
+from twinkle_services.gateway.futures.waiters import Waiters
+from twinkle_services.gateway.sampling.slots import equal_weight
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.errors import Cancelled, DomainError, Internal, NotSupportedHere
 
 _log = structlog.get_logger('futures')
 

@@ -12,8 +12,15 @@ from sqlalchemy import Index, String, delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, aliased, mapped_column
 
-from services.gateway.futures.rules import Future, FutureState, FutureTaken, Notification, NotificationKind, topic_name
-from services.gateway.store.base import (
+from twinkle_services.gateway.futures.rules import (
+    Future,
+    FutureState,
+    FutureTaken,
+    Notification,
+    NotificationKind,
+    topic_name,
+)
+from twinkle_services.gateway.store.base import (
     Base,
     EnumName,
     ErrorStatus,
@@ -24,7 +31,7 @@ from services.gateway.store.base import (
     lock_key,
     select_values,
 )
-from services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
 
 CHANNEL = 'twinkle_futures'
 """PostgreSQL channel of the notifications."""

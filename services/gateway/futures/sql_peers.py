@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.gateway.futures.rules import Notification, NotificationKind, PayloadsNotShared
-from services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce
-from services.gateway.store.base import lock_key
-from services.gateway.store.database import KEEPALIVE_OPTIONS, Database
-from services.kit.errors import ServiceUnreachable
-from services.kit.ids import new_id
+from twinkle_services.gateway.futures.rules import Notification, NotificationKind, PayloadsNotShared
+from twinkle_services.gateway.futures.sql import CHANNEL, TAKEOVER_LOCK, WAITING, FutureRow, GatewayRow, announce
+from twinkle_services.gateway.store.base import lock_key
+from twinkle_services.gateway.store.database import KEEPALIVE_OPTIONS, Database
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.ids import new_id
 
 if TYPE_CHECKING:
     import psycopg

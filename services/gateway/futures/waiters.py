@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from services.gateway.futures.records import FutureRecords
-from services.gateway.futures.rules import Future, topic_name
-from services.kit.caller import Caller
+from twinkle_services.gateway.futures.records import FutureRecords
+from twinkle_services.gateway.futures.rules import Future, topic_name
+from twinkle_services.kit.caller import Caller
 
 Waiter = asyncio.Future[Future | None]
 """Resolves to the finished future, or to None if the caller has to read the store again."""

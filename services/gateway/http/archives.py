@@ -4,9 +4,9 @@ import re
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.http.call import HttpCall, JsonResponse
-from services.kit.errors import Internal
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse
+from twinkle_services.kit.errors import Internal
 
 _CONTENT_TYPE = 'application/octet-stream'
 _RANGE = re.compile(r'bytes=(\d{1,15})-(\d{1,15})?')

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
-from services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
+from twinkle_services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
+from twinkle_services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
 
 INLINE_BYTES = 1 << 14
 """Longer bodies are parsed in a worker thread, because parsing 64 KiB of tokens takes about 5 ms."""

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.kit.byte_gate import ByteGate, Hold
-from services.kit.caller import Caller
-from services.kit.errors import Code, DomainError
-from services.kit.ids import new_id
+from twinkle_services.kit.byte_gate import ByteGate, Hold
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Code, DomainError
+from twinkle_services.kit.ids import new_id
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]

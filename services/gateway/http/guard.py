@@ -21,8 +21,8 @@ import structlog
 from opentelemetry import propagate, trace
 from starlette.requests import Request
 
-from services.gateway.http.body import ClientDisconnected
-from services.gateway.http.call import (
+from twinkle_services.gateway.http.body import ClientDisconnected
+from twinkle_services.gateway.http.call import (
     CallMemory,
     HttpCall,
     JsonResponse,
@@ -32,14 +32,14 @@ from services.gateway.http.call import (
     Send,
     event_bytes,
 )
-from services.kit.caller import Caller
-from services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull, QuotaExceeded
-from services.kit.rpc.auth import Authenticator
-from services.kit.rpc.context import set_caller, set_request_id
-from services.kit.rpc.layers import REQUEST_ID_KEY
-from services.kit.rpc.recheck import rechecked
-from services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS
-from services.kit.telemetry import measures
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull, QuotaExceeded
+from twinkle_services.kit.rpc.auth import Authenticator
+from twinkle_services.kit.rpc.context import set_caller, set_request_id
+from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY
+from twinkle_services.kit.rpc.recheck import rechecked
+from twinkle_services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS
+from twinkle_services.kit.telemetry import measures
 
 _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')

@@ -19,12 +19,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.gateway.config import GatewayConfig
-from services.gateway.http.call import MemoryGates, Route
-from services.gateway.http.guard import Guard, count_unknown_route
-from services.kit.byte_gate import ByteGate
-from services.kit.rpc.auth import Authenticator
-from services.kit.tls import TlsFiles
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.http.call import MemoryGates, Route
+from twinkle_services.gateway.http.guard import Guard, count_unknown_route
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.rpc.auth import Authenticator
+from twinkle_services.kit.tls import TlsFiles
 
 HEAD_SECONDS = 10.0
 """Maximum number of seconds in which the head of a request must arrive."""

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_STOPS = 64

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from services.gateway.credentials import Access, requirement_of
-from services.gateway.keys.pepper import PepperedHasher
-from services.gateway.keys.ports import KeyStore
-from services.gateway.keys.rules import ApiKey
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuiltYet, ScopeMissing
-from services.kit.rpc.auth import Authenticator, bearer_token
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.gateway.keys.pepper import PepperedHasher
+from twinkle_services.gateway.keys.ports import KeyStore
+from twinkle_services.gateway.keys.rules import ApiKey
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuiltYet, ScopeMissing
+from twinkle_services.kit.rpc.auth import Authenticator, bearer_token
 
 MAX_CACHED = 4096
 """Capacity of each cache. Stored and unknown keys have separate caches, so that guessed keys evict no stored key."""

@@ -2,15 +2,15 @@
 
 from datetime import timedelta
 
-from services.gateway.credentials import Scope
-from services.gateway.errors import KeyNotFound
-from services.gateway.keys.authenticator import KeyVerifier
-from services.gateway.keys.ports import KeyStore
-from services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
-from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.kit.clock import Clock
-from services.kit.ids import new_id
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.errors import KeyNotFound
+from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.ports import KeyStore
+from twinkle_services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
+from twinkle_services.gateway.keys.tenants import Projects, Tenants
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.ids import new_id
 
 _BOOTSTRAP_ID_DIGITS = 16
 """Number of hexadecimal digits of the secret's digest in the id of the bootstrap key; equal secrets have equal ids."""

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from services.gateway.config import GatewayConfig
-from services.gateway.keys.authenticator import KeyVerifier
-from services.gateway.keys.keys import Keys
-from services.gateway.keys.pepper import PepperedHasher, load_pepper
-from services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
-from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.keys import Keys
+from twinkle_services.gateway.keys.pepper import PepperedHasher, load_pepper
+from twinkle_services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
+from twinkle_services.gateway.keys.tenants import Projects, Tenants
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 
 @dataclass(frozen=True)

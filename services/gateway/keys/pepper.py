@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from services.kit.errors import CredentialsInvalid
+from twinkle_services.kit.errors import CredentialsInvalid
 
 _PEPPER_BYTES = 32
 _MIN_PEPPER_BYTES = 16

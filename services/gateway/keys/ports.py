@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
-from services.gateway.paging import Page
+from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
+from twinkle_services.gateway.paging import Page
 
 
 class TenantStore(Protocol):

@@ -4,8 +4,8 @@ import secrets
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from services.gateway.credentials import SECRET_PREFIX, Scope
-from services.gateway.errors import KeyEnded
+from twinkle_services.gateway.credentials import SECRET_PREFIX, Scope
+from twinkle_services.gateway.errors import KeyEnded
 
 DEFAULT_TENANT = 'default'
 """Tenant that every deployment has, and that owns the bootstrap key."""

@@ -12,13 +12,15 @@ from typing import Any
 
 import grpc
 
-from services.gateway.credentials import Scope
-from services.gateway.keys.keys import Keys
-from services.gateway.keys.rules import DEFAULT_OVERLAP, ApiKey, KeyRequest, Project, Tenant
-from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import (
+from twinkle.api.gateway.v1 import key_service_pb2 as messages
+from twinkle.api.gateway.v1 import key_service_pb2_grpc
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.keys.keys import Keys
+from twinkle_services.gateway.keys.rules import DEFAULT_OVERLAP, ApiKey, KeyRequest, Project, Tenant
+from twinkle_services.gateway.keys.tenants import Projects, Tenants
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import (
     MAX_TTL,
     duration_from_proto,
     id_from_proto,
@@ -26,8 +28,6 @@ from services.kit.rpc.fields import (
     timestamp_to_proto,
     ttl_from_proto,
 )
-from twinkle.api.gateway.v1 import key_service_pb2 as messages
-from twinkle.api.gateway.v1 import key_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 MAX_NAME_LENGTH = 256

@@ -8,10 +8,18 @@ from sqlalchemy import Dialect, ForeignKey, Index, LargeBinary, String, select, 
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from services.gateway.credentials import Scope
-from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
-from services.gateway.paging import Page
-from services.gateway.store.base import Base, SqlStore, as_row, fetch_one, insert_into, newest_first, select_values
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
+from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.store.base import (
+    Base,
+    SqlStore,
+    as_row,
+    fetch_one,
+    insert_into,
+    newest_first,
+    select_values,
+)
 
 
 class ScopeSet(TypeDecorator[frozenset[Scope]]):

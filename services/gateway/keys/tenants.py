@@ -1,10 +1,10 @@
 """Operations on tenants and on their projects."""
 
-from services.gateway.errors import ProjectNotFound, TenantNotFound
-from services.gateway.keys.ports import ProjectStore, TenantStore
-from services.gateway.keys.rules import Project, Tenant
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.kit.clock import Clock
+from twinkle_services.gateway.errors import ProjectNotFound, TenantNotFound
+from twinkle_services.gateway.keys.ports import ProjectStore, TenantStore
+from twinkle_services.gateway.keys.rules import Project, Tenant
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.kit.clock import Clock
 
 
 class Tenants:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.gateway.metrics.rules import Point
+from twinkle_services.gateway.metrics.rules import Point
 
 Points = npt.NDArray[Any]
 """Structured array [N] with the fields of `POINT`, by ascending step."""

@@ -11,13 +11,13 @@ from typing import Never
 
 import structlog
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
-from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import PointLimits, Report, RunReports
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.telemetry import measures
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
+from twinkle_services.gateway.metrics.ports import MetricStore
+from twinkle_services.gateway.metrics.rules import PointLimits, Report, RunReports
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.telemetry import measures
 
 MAX_WAITING = 20_000
 """Number of waiting reports, about 40 MB, at which new ones are dropped. The model service sends the last reports of a

@@ -1,6 +1,8 @@
 """Converts the messages of `MetricService` and reports of model services; checks names and steps for rollouts too."""
 
-from services.gateway.metrics.rules import (
+from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle_services.gateway.metrics.rules import (
     DEFAULT_POINTS,
     MAX_LISTED_NAMES,
     MAX_LOGGED,
@@ -16,10 +18,8 @@ from services.gateway.metrics.rules import (
     Series,
     is_metric_name,
 )
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import id_from_proto, not_negative
-from twinkle.api.gateway.v1 import metric_service_pb2 as messages
-from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
 
 
 def points_from_proto(request: messages.LogMetricsRequest) -> list[Point]:

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
-from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
-from services.kit.caller import Caller
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
+from twinkle_services.gateway.metrics.ports import MetricStore
+from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
 
 
 class Metrics:

@@ -7,17 +7,17 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow import FeedFollower
-from services.gateway.catalogue.grpc import GrpcAdapterFeed
-from services.gateway.catalogue.runs import Runs, TenantTurns
-from services.gateway.metrics.collector import MetricCollector
-from services.gateway.metrics.convert import reports_of
-from services.gateway.metrics.metrics import Metrics
-from services.gateway.metrics.rules import PointLimits
-from services.gateway.metrics.sql import SqlMetricStore
-from services.gateway.metrics.watches import MetricWatches
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns
+from twinkle_services.gateway.metrics.collector import MetricCollector
+from twinkle_services.gateway.metrics.convert import reports_of
+from twinkle_services.gateway.metrics.metrics import Metrics
+from twinkle_services.gateway.metrics.rules import PointLimits
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
+from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, Series
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, Series
 
 
 class MetricStore(Protocol):

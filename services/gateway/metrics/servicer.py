@@ -9,19 +9,19 @@ from typing import Any
 
 import grpc
 
-from services.gateway.metrics.convert import (
+from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+from twinkle.api.gateway.v1 import metric_service_pb2_grpc
+from twinkle_services.gateway.metrics.convert import (
     metric_filter_from_proto,
     points_from_proto,
     series_to_proto,
     update_to_proto,
     watched_runs_from_proto,
 )
-from services.gateway.metrics.metrics import Metrics
-from services.gateway.metrics.watches import MetricWatches
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto
-from twinkle.api.gateway.v1 import metric_service_pb2 as messages
-from twinkle.api.gateway.v1 import metric_service_pb2_grpc
+from twinkle_services.gateway.metrics.metrics import Metrics
+from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

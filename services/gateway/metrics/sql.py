@@ -12,15 +12,24 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.catalogue.sql import RunRow
-from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
-from services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MetricFilter, Point, PointLimits, Report, Series, fits
-from services.gateway.store.base import Base, SqlStore, insert_into
-from services.gateway.store.database import Database
-from services.kit.worker import Threads
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
+from twinkle_services.gateway.catalogue.sql import RunRow
+from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
+from twinkle_services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
+from twinkle_services.gateway.metrics.rules import (
+    MAX_LISTED,
+    MAX_NAMES,
+    MetricFilter,
+    Point,
+    PointLimits,
+    Report,
+    Series,
+    fits,
+)
+from twinkle_services.gateway.store.base import Base, SqlStore, insert_into
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('metrics')
 _EPOCH = datetime.fromtimestamp(0, UTC)

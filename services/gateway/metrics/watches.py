@@ -15,13 +15,13 @@ from typing import Never
 
 import structlog
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
-from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, Draining, QueueFull
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
+from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
+from twinkle_services.gateway.metrics.ports import MetricStore
+from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, Draining, QueueFull
 
 MAX_SHARED = 2000
 """Maximum number of new points of a run that are kept for its watchers, about 200 KB."""

@@ -4,13 +4,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenUsage
-from services.gateway.openai.completion_responses import attribution
-from services.gateway.openai.errors import OpenAiErrors
-from services.gateway.openai.models import ResolvedModel
-from services.gateway.openai.request import GenerationRequest
-from services.kit.errors import DomainError
-from services.kit.ids import new_id
+from twinkle_services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenUsage
+from twinkle_services.gateway.openai.completion_responses import attribution
+from twinkle_services.gateway.openai.errors import OpenAiErrors
+from twinkle_services.gateway.openai.models import ResolvedModel
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.ids import new_id
 
 _Event = dict[str, Any]
 _STOP_REASONS = {'stop': 'end_turn', 'length': 'max_tokens', 'tool_calls': 'tool_use'}

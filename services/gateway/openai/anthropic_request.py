@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from services.gateway.http.validation import JsonModel, StopStrings, not_served, read_model
-from services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, shallow
-from services.gateway.openai.chat_bodies import (
+from twinkle_services.gateway.http.validation import JsonModel, StopStrings, not_served, read_model
+from twinkle_services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, shallow
+from twinkle_services.gateway.openai.chat_bodies import (
     MAX_TOOLS,
     ChatMessage,
     FunctionDefinition,
@@ -18,10 +18,10 @@ from services.gateway.openai.chat_bodies import (
     text_message,
     tool_call,
 )
-from services.gateway.openai.chat_request import conversation_request
-from services.gateway.openai.request import GenerationRequest
-from services.gateway.openai.tools import ToolFields, tool_use
-from services.kit.errors import InvalidField
+from twinkle_services.gateway.openai.chat_request import conversation_request
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.gateway.openai.tools import ToolFields, tool_use
+from twinkle_services.kit.errors import InvalidField
 
 _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='output_config')
 _CHOICES = {'auto': 'auto', 'none': 'none', 'any': 'required', 'tool': 'function'}

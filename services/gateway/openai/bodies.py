@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from services.gateway.http.call import json_bytes
-from services.gateway.http.validation import (
+from twinkle_services.gateway.http.call import json_bytes
+from twinkle_services.gateway.http.validation import (
     Int64,
     JsonModel,
     StopStrings,
@@ -15,7 +15,7 @@ from services.gateway.http.validation import (
     is_shallow,
     not_served,
 )
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20

@@ -17,10 +17,17 @@ from pydantic import (
     model_validator,
 )
 
-from services.gateway.http.body import parse_object
-from services.gateway.http.validation import JsonModel, fixed, not_served
-from services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, TopLogprobCount, Verbosity, shallow
-from services.kit.errors import InvalidField
+from twinkle_services.gateway.http.body import parse_object
+from twinkle_services.gateway.http.validation import JsonModel, fixed, not_served
+from twinkle_services.gateway.openai.bodies import (
+    MAX_TOKENS,
+    NotServed,
+    SamplingBody,
+    TopLogprobCount,
+    Verbosity,
+    shallow,
+)
+from twinkle_services.kit.errors import InvalidField
 
 MAX_TOOLS = 128
 _NAME = re.compile(r'[A-Za-z0-9_-]{1,64}')

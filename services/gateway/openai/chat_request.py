@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from services.gateway.http.validation import read_model
-from services.gateway.openai.bodies import SamplingBody
-from services.gateway.openai.chat_bodies import ChatBody, ChatMessage
-from services.gateway.openai.request import GenerationRequest, generation_request, sampling_params
-from services.gateway.openai.tools import ToolUse, forced_output, prompt_tools, tool_use
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.message_elements import check_elements
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.openai.bodies import SamplingBody
+from twinkle_services.gateway.openai.chat_bodies import ChatBody, ChatMessage
+from twinkle_services.gateway.openai.request import GenerationRequest, generation_request, sampling_params
+from twinkle_services.gateway.openai.tools import ToolUse, forced_output, prompt_tools, tool_use
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.message_elements import check_elements
 
 _ROLES = {
     'user': message_pb2.ROLE_USER,

@@ -10,14 +10,14 @@ from io import StringIO
 
 import numpy as np
 
-from services.gateway.openai.models import FleetSamplers, IndexedResponse
-from services.gateway.openai.request import GenerationRequest
-from services.kit.caller import Caller
-from services.kit.errors import Cancelled
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.gateway.openai.models import FleetSamplers, IndexedResponse
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Cancelled
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 MIN_LOGPROB = -9999.0
 """OpenAI's substitute for minus infinity, which JSON cannot represent."""

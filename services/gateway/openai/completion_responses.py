@@ -4,13 +4,20 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
-from services.gateway.fleet.model_routes import shown_name
-from services.gateway.openai.choices import CalledTool, ChoiceDelta, JoinedChoices, ScoredToken, TokenText, TokenUsage
-from services.gateway.openai.models import ResolvedModel
-from services.gateway.openai.request import GenerationRequest
-from services.kit.errors import InvalidField
-from services.kit.ids import new_id
-from services.kit.rpc.server_info import software_version
+from twinkle_services.gateway.fleet.model_routes import shown_name
+from twinkle_services.gateway.openai.choices import (
+    CalledTool,
+    ChoiceDelta,
+    JoinedChoices,
+    ScoredToken,
+    TokenText,
+    TokenUsage,
+)
+from twinkle_services.gateway.openai.models import ResolvedModel
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.server_info import software_version
 
 MAX_LOGPROBS = 100_000
 """Maximum number of log-probabilities of all choices in a response that is not streamed; they take about 60 MB."""

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from services.gateway.http.validation import JsonModel, not_served, read_model
-from services.gateway.openai.completion_responses import weight_names
-from services.gateway.openai.models import ResolvedModel
-from services.gateway.openai.request import prompts_of
-from services.kit.errors import Cancelled, InvalidField
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.http.validation import JsonModel, not_served, read_model
+from twinkle_services.gateway.openai.completion_responses import weight_names
+from twinkle_services.gateway.openai.models import ResolvedModel
+from twinkle_services.gateway.openai.request import prompts_of
+from twinkle_services.kit.errors import Cancelled, InvalidField
 
 MAX_INPUTS = 2048
 """OpenAI's maximum number of inputs of a request."""

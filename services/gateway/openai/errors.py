@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.fleet.model_routes import shown_text
-from services.gateway.http.call import STATUSES
-from services.kit.errors import Code, DomainError
+from twinkle_services.gateway.fleet.model_routes import shown_text
+from twinkle_services.gateway.http.call import STATUSES
+from twinkle_services.kit.errors import Code, DomainError
 
 _TYPES = {401: 'authentication_error', 403: 'permission_error', 429: 'rate_limit_error'}
 _CODES = {

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from services.gateway.catalogue.paths import NATIVE_SCHEME, SCHEME, parse_sampler_path
-from services.gateway.catalogue.rules import Run, RunFilter
-from services.gateway.catalogue.runs import Runs
-from services.gateway.errors import NoReplica, RunNotFound
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.model_routes import served_name, shown_name
-from services.gateway.fleet.rules import ReplicaReport
-from services.gateway.paging import Page
-from services.gateway.sampling.convert import (
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.server.v1 import server_service_pb2
+from twinkle_services.gateway.catalogue.paths import NATIVE_SCHEME, SCHEME, parse_sampler_path
+from twinkle_services.gateway.catalogue.rules import Run, RunFilter
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.errors import NoReplica, RunNotFound
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.model_routes import served_name, shown_name
+from twinkle_services.gateway.fleet.rules import ReplicaReport
+from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.sampling.convert import (
     batch_request_from_bytes,
     describe_request_from_bytes,
     sample_request_from_bytes,
 )
-from services.gateway.sampling.ports import WeightFacts
-from services.gateway.sampling.sampling import Sampling
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, Code, DomainError, InvalidField
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
-from twinkle.api.sampler.v1 import sampling_pb2
-from twinkle.api.server.v1 import server_service_pb2
+from twinkle_services.gateway.sampling.ports import WeightFacts
+from twinkle_services.gateway.sampling.sampling import Sampling
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, Code, DomainError, InvalidField
 
 MAX_NAME = 512
 MAX_LISTED_RUNS = 1000

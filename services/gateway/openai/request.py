@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 from pydantic import TypeAdapter
 
-from services.gateway.http.validation import TokenIds, read_model, read_value
-from services.gateway.openai.bodies import MAX_TOKENS, CompletionBody, SamplingBody
-from services.gateway.openai.tools import ToolUse
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.http.validation import TokenIds, read_model, read_value
+from twinkle_services.gateway.openai.bodies import MAX_TOKENS, CompletionBody, SamplingBody
+from twinkle_services.gateway.openai.tools import ToolUse
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 MAX_CHOICES = 256
 """Maximum number of completions of a request, summed over its prompts."""

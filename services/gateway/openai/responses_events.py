@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
-from services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenUsage
-from services.gateway.openai.completion_responses import attribution
-from services.gateway.openai.models import ResolvedModel
-from services.gateway.openai.request import GenerationRequest
-from services.kit.ids import new_id
+from twinkle_services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenUsage
+from twinkle_services.gateway.openai.completion_responses import attribution
+from twinkle_services.gateway.openai.models import ResolvedModel
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.kit.ids import new_id
 
 _Event = dict[str, Any]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from services.gateway.http.call import json_bytes
-from services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
-from services.gateway.openai.bodies import (
+from twinkle_services.gateway.http.call import json_bytes
+from twinkle_services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
+from twinkle_services.gateway.openai.bodies import (
     MAX_TOKENS,
     JsonSchema,
     NotServed,
@@ -18,7 +18,7 @@ from services.gateway.openai.bodies import (
     Unstored,
     Verbosity,
 )
-from services.gateway.openai.chat_bodies import (
+from twinkle_services.gateway.openai.chat_bodies import (
     MAX_TOOLS,
     ChatMessage,
     FunctionDefinition,
@@ -30,10 +30,10 @@ from services.gateway.openai.chat_bodies import (
     text_message,
     tool_call,
 )
-from services.gateway.openai.chat_request import conversation_request
-from services.gateway.openai.request import GenerationRequest
-from services.gateway.openai.tools import ToolFields, tool_use
-from services.kit.errors import InvalidField
+from twinkle_services.gateway.openai.chat_request import conversation_request
+from twinkle_services.gateway.openai.request import GenerationRequest
+from twinkle_services.gateway.openai.tools import ToolFields, tool_use
+from twinkle_services.kit.errors import InvalidField
 
 _STATELESS = 'is not supported, because responses are not stored; send all items of the conversation as input'
 _NotStored = Annotated[None, not_served(_STATELESS)]

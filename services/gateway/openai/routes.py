@@ -5,34 +5,34 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from services.gateway.catalogue.runs import Runs
-from services.gateway.config import GatewayConfig
-from services.gateway.http.body import read_json
-from services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
-from services.gateway.openai.anthropic_events import MessageErrors, MessageWriter
-from services.gateway.openai.anthropic_request import message_request
-from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
-from services.gateway.openai.completion_responses import (
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.http.body import read_json
+from twinkle_services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.openai.anthropic_events import MessageErrors, MessageWriter
+from twinkle_services.gateway.openai.anthropic_request import message_request
+from twinkle_services.gateway.openai.chat_request import chat_request
+from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
+from twinkle_services.gateway.openai.completion_responses import (
     ChatFormat,
     ChoiceFormat,
     CompletionFormat,
     ResponseWriter,
     Writer,
 )
-from services.gateway.openai.embeddings import embedding_request, embedding_response
-from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
-from services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
-from services.gateway.openai.request import GenerationRequest, completion_request
-from services.gateway.openai.responses_events import ItemWriter
-from services.gateway.openai.responses_request import item_request
-from services.gateway.openai.tool_calls import ToolCallReader
-from services.gateway.openai.tools import ToolUse, explained
-from services.gateway.sampling.ports import WeightFacts
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.rpc.context import current_caller
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.openai.embeddings import embedding_request, embedding_response
+from twinkle_services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
+from twinkle_services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
+from twinkle_services.gateway.openai.request import GenerationRequest, completion_request
+from twinkle_services.gateway.openai.responses_events import ItemWriter
+from twinkle_services.gateway.openai.responses_request import item_request
+from twinkle_services.gateway.openai.tool_calls import ToolCallReader
+from twinkle_services.gateway.openai.tools import ToolUse, explained
+from twinkle_services.gateway.sampling.ports import WeightFacts
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.context import current_caller
 
 SAMPLE_METHOD = '/twinkle.api.sampler.v1.SamplerService/Sample'
 """RPC method whose access rules apply to all routes."""

@@ -5,12 +5,12 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.gateway.http.call import json_bytes
-from services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenTexts
-from services.gateway.openai.tools import ToolUse
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField
 from twinkle.tool_calls import HermesQwenParser, JsonParser, StreamedParser, ToolCallStream
+from twinkle_services.gateway.http.call import json_bytes
+from twinkle_services.gateway.openai.choices import CalledTool, ChoiceDelta, TokenTexts
+from twinkle_services.gateway.openai.tools import ToolUse
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField
 
 _PARSERS: Mapping[str, StreamedParser] = {parser.name: parser for parser in (HermesQwenParser(), JsonParser())}
 _ID_LETTERS = string.ascii_letters + string.digits

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from services.gateway.http.call import json_bytes
-from services.gateway.openai.bodies import MAX_SCHEMA_BYTES
-from services.gateway.openai.chat_bodies import FunctionDefinition
-from services.kit.errors import DomainError, InvalidField
-from services.kit.rpc.json_values import struct_of
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import FunctionSpec, Tool
+from twinkle_services.gateway.http.call import json_bytes
+from twinkle_services.gateway.openai.bodies import MAX_SCHEMA_BYTES
+from twinkle_services.gateway.openai.chat_bodies import FunctionDefinition
+from twinkle_services.kit.errors import DomainError, InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
 
 MAX_FORCED_CALLS = 16
 """Maximum number of calls in a completion that must call tools; without a limit, a model might not end the list."""

@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from services.gateway.quotas.ports import AdapterLister, DatasetSizes, QuotaStore, UsageStore
-from services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
-from services.kit.clock import Clock
-from services.kit.errors import DomainError, QuotaExceeded
-from services.kit.ids import new_id
+from twinkle_services.gateway.quotas.ports import AdapterLister, DatasetSizes, QuotaStore, UsageStore
+from twinkle_services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError, QuotaExceeded
+from twinkle_services.kit.ids import new_id
 
 TOKENS = 'tokens_per_second'
 STORAGE = 'stored_bytes'

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import grpc
 
-from services.gateway.quotas.rules import Reading
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
-from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.gateway.quotas.rules import Reading
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
+from twinkle_services.kit.rpc.status import error_from_call
 
 _TIMEOUT_SECONDS = 10.0
 

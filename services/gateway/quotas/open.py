@@ -7,19 +7,19 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.follow import FeedFollower
-from services.gateway.catalogue.grpc import GrpcAdapterFeed
-from services.gateway.config import GatewayConfig, QuotasConfig
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.quotas.rules import Quota
-from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
-from services.gateway.quotas.usage_meter import UsageMeter
-from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
+from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
+from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.quotas.rules import Quota
+from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
+from twinkle_services.gateway.quotas.usage_meter import UsageMeter
+from twinkle_services.gateway.sessions.grpc import GrpcAdapters
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 Job = Callable[[], Coroutine[Any, Any, Any]]
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.quotas.rules import TenantQuota, Usage, UsageBatch
+from twinkle_services.gateway.quotas.rules import TenantQuota, Usage, UsageBatch
 
 
 class QuotaStore(Protocol):

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from services.gateway.errors import TenantNotFound
-from services.gateway.keys.ports import TenantStore
-from services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from services.gateway.quotas.ports import UsageStore
-from services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
-from services.gateway.quotas.usage_meter import UsageMeter
-from services.kit.caller import Caller
+from twinkle_services.gateway.errors import TenantNotFound
+from twinkle_services.gateway.keys.ports import TenantStore
+from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
+from twinkle_services.gateway.quotas.ports import UsageStore
+from twinkle_services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
+from twinkle_services.gateway.quotas.usage_meter import UsageMeter
+from twinkle_services.kit.caller import Caller
 
 
 class Quotas:

@@ -9,17 +9,17 @@ from typing import Any
 
 import grpc
 
-from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.runs import Runs
-from services.gateway.catalogue.servicer import CatalogueServicer
-from services.gateway.keys.servicer import tenant_id_from_proto
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota, TimeRange, Usage
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import time_from_proto
 from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
+from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.catalogue.servicer import CatalogueServicer
+from twinkle_services.gateway.keys.servicer import tenant_id_from_proto
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota, TimeRange, Usage
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import time_from_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _MINIMUMS = {

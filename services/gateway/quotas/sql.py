@@ -9,10 +9,10 @@ from sqlalchemy import ColumnElement, ForeignKey, Select, String, delete, func, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.sql import CheckpointRow, RunRow, is_existing_checkpoint
-from services.gateway.metrics.sql import MetricRunRow
-from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
-from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, delete_all, insert_into
+from twinkle_services.gateway.catalogue.sql import CheckpointRow, RunRow, is_existing_checkpoint
+from twinkle_services.gateway.metrics.sql import MetricRunRow
+from twinkle_services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
+from twinkle_services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, delete_all, insert_into
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
 _LIMITS = [field.name for field in fields(Quota)]

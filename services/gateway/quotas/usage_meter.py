@@ -12,13 +12,13 @@ from typing import Never
 
 import structlog
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.quotas.enforcement import TokenRates
-from services.gateway.quotas.ports import UsageStore
-from services.gateway.quotas.rules import Reading, UsageBatch, Work
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.ids import new_id
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.quotas.enforcement import TokenRates
+from twinkle_services.gateway.quotas.ports import UsageStore
+from twinkle_services.gateway.quotas.rules import Reading, UsageBatch, Work
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.ids import new_id
 
 MAX_READINGS = 500
 """Maximum number of readings in one batch, which keeps transactions short."""

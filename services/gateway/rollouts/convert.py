@@ -4,8 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 
-from services.gateway.metrics.convert import metric_name_from_proto, run_step_from_proto
-from services.gateway.rollouts.rules import (
+from twinkle.api.data.v1 import message_pb2
+from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.metrics.convert import metric_name_from_proto, run_step_from_proto
+from twinkle_services.gateway.rollouts.rules import (
     MAX_LOGGED,
     MAX_PARTS,
     MAX_REASON_LENGTH,
@@ -21,12 +24,9 @@ from services.gateway.rollouts.rules import (
     statistics_of,
     statistics_of_parts,
 )
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import not_negative, text_from_proto, timestamp_to_proto
-from services.kit.rpc.tensors import tensor_data_from_proto
-from twinkle.api.data.v1 import message_pb2
-from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
-from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import not_negative, text_from_proto, timestamp_to_proto
+from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
 
 
 def step_from_proto(request: messages.LogRolloutsRequest) -> int:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.gateway.catalogue.runs import Runs
-from services.gateway.rollouts.rollouts import Rollouts
-from services.gateway.rollouts.sql import SqlRolloutStore
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.rollouts.rollouts import Rollouts
+from twinkle_services.gateway.rollouts.sql import SqlRolloutStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import zstandard
 
-from services.gateway.rollouts.rules import Groups, Rollout, RolloutSummary
+from twinkle_services.gateway.rollouts.rules import Groups, Rollout, RolloutSummary
 
 GROUP_BYTES = 256
 """Number of bytes that count for a group in addition to its packed bytes, for its row and its indexes."""

@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.rollouts.rules import GroupKey, Groups, RolloutFilter, RolloutPage, StoredRollout
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.rollouts.rules import GroupKey, Groups, RolloutFilter, RolloutPage, StoredRollout
 
 
 class RolloutStore(Protocol):

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
-from services.gateway.errors import RolloutNotFound
-from services.gateway.rollouts.ports import RolloutStore
-from services.gateway.rollouts.rules import (
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
+from twinkle_services.gateway.errors import RolloutNotFound
+from twinkle_services.gateway.rollouts.ports import RolloutStore
+from twinkle_services.gateway.rollouts.rules import (
     GroupKey,
     Groups,
     RolloutFilter,
@@ -14,8 +14,8 @@ from services.gateway.rollouts.rules import (
     StoredRollout,
     parse_rollout_id,
 )
-from services.kit.caller import Caller
-from services.kit.clock import Clock
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
 
 
 class Rollouts:

@@ -8,17 +8,17 @@ from typing import Any
 
 import grpc
 
-from services.gateway.metrics.rules import MAX_STEP, is_metric_name
-from services.gateway.rollouts import convert
-from services.gateway.rollouts.rollouts import Rollouts
-from services.gateway.rollouts.rules import MAX_LISTED_GROUPS, GroupKey, RolloutPage, StoredRollout
-from services.kit.errors import InvalidPageToken
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto, timestamp_to_proto
-from services.kit.rpc.message_bounds import convert_large
 from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
 from twinkle.api.gateway.v1 import rollout_service_pb2_grpc
+from twinkle_services.gateway.metrics.rules import MAX_STEP, is_metric_name
+from twinkle_services.gateway.rollouts import convert
+from twinkle_services.gateway.rollouts.rollouts import Rollouts
+from twinkle_services.gateway.rollouts.rules import MAX_LISTED_GROUPS, GroupKey, RolloutPage, StoredRollout
+from twinkle_services.kit.errors import InvalidPageToken
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto, timestamp_to_proto
+from twinkle_services.kit.rpc.message_bounds import convert_large
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, Index, LargeBinary, String, and_, delete, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from services.gateway.errors import RolloutsTooLarge, RunDataDamaged
-from services.gateway.rollouts.packing import (
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
+from twinkle_services.gateway.errors import RolloutsTooLarge, RunDataDamaged
+from twinkle_services.gateway.rollouts.packing import (
     DamagedGroup,
     PackedGroup,
     content_of,
@@ -22,7 +22,7 @@ from services.gateway.rollouts.packing import (
     pack_all,
     unpack_summaries,
 )
-from services.gateway.rollouts.rules import (
+from twinkle_services.gateway.rollouts.rules import (
     LISTED_BYTES,
     MAX_CHANGED_BYTES,
     GroupKey,
@@ -32,9 +32,9 @@ from services.gateway.rollouts.rules import (
     RolloutPage,
     StoredRollout,
 )
-from services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, insert_into
-from services.gateway.store.database import Database
-from services.kit.worker import Threads
+from twinkle_services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, insert_into
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('rollouts')
 _WRITERS = 2

@@ -6,15 +6,15 @@ from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import cast
 
-from services.gateway.fleet.rules import Replica
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
-from services.gateway.sampling.slots import Slot
-from services.gateway.sampling.streams import RunningRequest
-from services.gateway.sampling.suspects import Attempt
-from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.ids import new_id
+from twinkle_services.gateway.fleet.rules import Replica
+from twinkle_services.gateway.sampling.dispatch import Dispatch
+from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
+from twinkle_services.gateway.sampling.slots import Slot
+from twinkle_services.gateway.sampling.streams import RunningRequest
+from twinkle_services.gateway.sampling.suspects import Attempt
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.ids import new_id
 
 Scores = list[tuple[tuple[int, ...], bytes]]
 """ComputeLogprobsResponses, each with the indices of its sequences in the batch."""

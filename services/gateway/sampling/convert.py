@@ -10,21 +10,21 @@ from typing import Any
 
 import grpc
 
-from services.gateway.fleet.rules import ResidentAdapter
-from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey, block_keys
-from services.gateway.sampling.rules import (
+from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.data_format import base_model_id
+from twinkle_services.gateway.fleet.rules import ResidentAdapter
+from twinkle_services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey, block_keys
+from twinkle_services.gateway.sampling.rules import (
     MAX_SEQUENCES,
     BatchRequest,
     DeliveredSequence,
     RoutedRequest,
     SampleRequest,
 )
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
-from services.kit.rpc.tensors import tensor_from_proto
-from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
-from twinkle.data_format import base_model_id
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
+from twinkle_services.kit.rpc.tensors import tensor_from_proto
 
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)

@@ -11,13 +11,13 @@ from enum import Enum
 
 import structlog
 
-from services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached, RequestCrashed
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.rules import Replica
-from services.gateway.fleet.sampler_choice import RouteKey, candidates
-from services.gateway.sampling.slots import ReplicaSlots, Slot, equal_weight
-from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt, Suspects
-from services.kit.errors import (
+from twinkle_services.gateway.errors import CheckpointStreamLost, NoReplica, ReplicaNotReached, RequestCrashed
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.rules import Replica
+from twinkle_services.gateway.fleet.sampler_choice import RouteKey, candidates
+from twinkle_services.gateway.sampling.slots import ReplicaSlots, Slot, equal_weight
+from twinkle_services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt, Suspects
+from twinkle_services.kit.errors import (
     BaseModelNotFound,
     Code,
     DeadlinePassed,

@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import grpc
 
-from services.gateway.errors import AdapterNotPublished
-from services.gateway.fleet.convert import load_from_proto, resident_from_proto
-from services.gateway.fleet.grpc import ReplicaChannels
-from services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
-from services.gateway.fleet.upstreams import GrpcLookups
-from services.gateway.sampling.messages import (
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.errors import AdapterNotPublished
+from twinkle_services.gateway.fleet.convert import load_from_proto, resident_from_proto
+from twinkle_services.gateway.fleet.grpc import ReplicaChannels
+from twinkle_services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.sampling.messages import (
     aborted_end,
     aborted_results,
     adapter_of,
@@ -25,14 +28,18 @@ from services.gateway.sampling.messages import (
     renumbered_error,
     score_message,
 )
-from services.gateway.sampling.rules import BatchPart, BatchRequest, Progress, PromptResult, SampleChunk, SampleRequest
-from services.kit.errors import AdapterExpired, AdapterNotFound, DomainError, ServiceUnreachable
-from services.kit.paging import MAX_PAGE_SIZE
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.status import error_from_call
-from twinkle.api.checkpoint.v1 import checkpoint_pb2
-from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.sampling.rules import (
+    BatchPart,
+    BatchRequest,
+    Progress,
+    PromptResult,
+    SampleChunk,
+    SampleRequest,
+)
+from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, DomainError, ServiceUnreachable
+from twinkle_services.kit.paging import MAX_PAGE_SIZE
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.status import error_from_call
 
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 

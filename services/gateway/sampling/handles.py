@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import structlog
 
-from services.gateway.errors import SessionNotFound
-from services.gateway.sampling.ports import HandleStore, WeightFacts
-from services.gateway.sampling.rules import HandleRequest, SamplingHandle
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
+from twinkle_services.gateway.errors import SessionNotFound
+from twinkle_services.gateway.sampling.ports import HandleStore, WeightFacts
+from twinkle_services.gateway.sampling.rules import HandleRequest, SamplingHandle
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
 
 PublishedResult = Callable[[str], Awaitable[bytes | None]]
 """Waits up to a minute for a future of the current caller, given by id. Returns the result, None if the future is not

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from services.gateway.sampling.rules import (
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.gateway.sampling.rules import (
     BatchPart,
     ChunkKind,
     DeliveredSequence,
@@ -17,12 +20,9 @@ from services.gateway.sampling.rules import (
     SampleChunk,
     SampleRequest,
 )
-from services.kit.errors import DomainError, FieldViolation, ServiceUnreachable
-from services.kit.ids import new_id
-from services.kit.rpc.status import ForwardedError
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
-from twinkle.api.sampler.v1 import sampling_pb2
-from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.kit.errors import DomainError, FieldViolation, ServiceUnreachable
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.status import ForwardedError
 
 
 def chunk_from_bytes(raw: bytes) -> SampleChunk:

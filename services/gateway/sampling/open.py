@@ -1,14 +1,14 @@
 """Wires sampling to the fleet and to quotas."""
 
-from services.gateway.config import GatewayConfig
-from services.gateway.fleet.grpc import ReplicaChannels
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.upstreams import GrpcLookups
-from services.gateway.quotas.enforcement import SamplingGate
-from services.gateway.quotas.quotas import Quotas
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.sampling import Sampling
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.fleet.grpc import ReplicaChannels
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.quotas.enforcement import SamplingGate
+from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.sampling.dispatch import Dispatch
+from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.sampling import Sampling
 
 
 def open_sampling(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.gateway.sampling.rules import SamplingHandle
 
 
 class HandleStore(Protocol):

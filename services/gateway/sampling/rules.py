@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
-from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
-from services.gateway.quotas.rules import Work
+from twinkle_services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
+from twinkle_services.gateway.quotas.rules import Work
 
 MAX_SEQUENCES = 128
 """Maximum number of sequences per prompt in the contract."""

@@ -7,23 +7,29 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 
-from services.gateway.errors import NoReplica, SamplingNotFound
-from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
-from services.gateway.fleet.sampler_choice import RouteKey
-from services.gateway.quotas.enforcement import SamplingGate
-from services.gateway.quotas.rules import Work
-from services.gateway.quotas.usage_meter import UsageMeter
-from services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.rules import BatchRequest, PromptResult, RoutedRequest, SampleChunk, SampleRequest
-from services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
-from services.gateway.sampling.suspects import Attempt
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.errors.base import Code
-from services.kit.paging import Page
+from twinkle_services.gateway.errors import NoReplica, SamplingNotFound
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
+from twinkle_services.gateway.fleet.sampler_choice import RouteKey
+from twinkle_services.gateway.quotas.enforcement import SamplingGate
+from twinkle_services.gateway.quotas.rules import Work
+from twinkle_services.gateway.quotas.usage_meter import UsageMeter
+from twinkle_services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
+from twinkle_services.gateway.sampling.dispatch import Dispatch
+from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.rules import (
+    BatchRequest,
+    PromptResult,
+    RoutedRequest,
+    SampleChunk,
+    SampleRequest,
+)
+from twinkle_services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
+from twinkle_services.gateway.sampling.suspects import Attempt
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.errors.base import Code
+from twinkle_services.kit.paging import Page
 
 AdapterKey = tuple[str, int]
 """Adapter id and version."""

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc
 
-from services.gateway.credentials import Scope, requirement_of
-from services.gateway.fleet.convert import load_to_proto
-from services.gateway.sampling import convert
-from services.gateway.sampling.rules import BatchRequest, RoutedRequest, SampleRequest
-from services.gateway.sampling.sampling import Sampling
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.credentials import Scope, requirement_of
+from twinkle_services.gateway.fleet.convert import load_to_proto
+from twinkle_services.gateway.sampling import convert
+from twinkle_services.gateway.sampling.rules import BatchRequest, RoutedRequest, SampleRequest
+from twinkle_services.gateway.sampling.sampling import Sampling
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _DESCRIPTOR = wire.DESCRIPTOR.services_by_name['SamplerService']

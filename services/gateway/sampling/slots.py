@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.gateway.fleet.rules import Replica
-from services.kit.errors import Draining, QueueFull
+from twinkle_services.gateway.fleet.rules import Replica
+from twinkle_services.kit.errors import Draining, QueueFull
 
 Item = TypeVar('Item')
 

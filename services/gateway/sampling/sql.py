@@ -6,10 +6,18 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Index, func, select, tuple_, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.sampling.rules import SamplingHandle
-from services.gateway.sessions.sql import SessionRow
-from services.gateway.store.base import Base, as_row, delete_all, fetch_all, fetch_one, insert_into, select_values
-from services.gateway.store.database import Database
+from twinkle_services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.gateway.sessions.sql import SessionRow
+from twinkle_services.gateway.store.base import (
+    Base,
+    as_row,
+    delete_all,
+    fetch_all,
+    fetch_one,
+    insert_into,
+    select_values,
+)
+from twinkle_services.gateway.store.database import Database
 
 
 class SamplingHandleRow(Base):

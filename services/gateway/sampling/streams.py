@@ -6,14 +6,14 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from services.gateway.errors import SamplingIdTaken
-from services.gateway.fleet.rules import Replica
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.grpc import SamplerClient
-from services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
-from services.gateway.sampling.suspects import Attempt
-from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.ids import new_id
+from twinkle_services.gateway.errors import SamplingIdTaken
+from twinkle_services.gateway.fleet.rules import Replica
+from twinkle_services.gateway.sampling.dispatch import Dispatch
+from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
+from twinkle_services.gateway.sampling.suspects import Attempt
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.ids import new_id
 
 Result = TypeVar('Result')
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from services.gateway.fleet.rules import Replica
-from services.gateway.fleet.sampler_choice import RouteKey
-from services.gateway.sampling.slots import Slot
-from services.kit.errors import DomainError
+from twinkle_services.gateway.fleet.rules import Replica
+from twinkle_services.gateway.fleet.sampler_choice import RouteKey
+from twinkle_services.gateway.sampling.slots import Slot
+from twinkle_services.kit.errors import DomainError
 
 MAX_CONSECUTIVE_FAILURES = 3
 """If this many samplers in a row fail while they run a request, and none delivers a token, the request fails, because

@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 
-from services.gateway.sessions.rules import ParkedAdapter
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, Code, DomainError
-from services.kit.paging import MAX_PAGE_SIZE
-from services.kit.rpc.channel import forwarded_metadata
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.status import error_from_call
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle_services.gateway.sessions.rules import ParkedAdapter
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, Code, DomainError
+from twinkle_services.kit.paging import MAX_PAGE_SIZE
+from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.status import error_from_call
 
 _TIMEOUT_SECONDS = 30.0
 _PARKING_SECONDS = 600.0

@@ -5,14 +5,14 @@ from typing import Any
 
 import grpc
 
-from services.gateway.config import GatewayConfig
-from services.gateway.keys.tenants import Projects
-from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.sessions.sweep import SessionCall, SessionSettler, SessionSweep
-from services.gateway.store.database import Database
-from services.kit.clock import Clock
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.keys.tenants import Projects
+from twinkle_services.gateway.sessions.grpc import GrpcAdapters
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.sessions.sweep import SessionCall, SessionSettler, SessionSweep
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import Clock
 
 
 def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:

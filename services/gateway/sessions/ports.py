@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.rules import Session
+from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.sessions.rules import Session
 
 
 class SessionStore(Protocol):

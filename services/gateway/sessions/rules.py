@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from services.gateway.errors import SessionFinished
+from twinkle_services.gateway.errors import SessionFinished
 
 
 class SessionState(StrEnum):

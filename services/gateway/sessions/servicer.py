@@ -10,13 +10,15 @@ from typing import Any
 
 import grpc
 
-from services.gateway.keys.servicer import project_id_from_proto
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
-from services.gateway.sessions.sessions import Sessions
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import (
+from twinkle.api.gateway.v1 import session_service_pb2 as messages
+from twinkle.api.gateway.v1 import session_service_pb2_grpc
+from twinkle_services.gateway.keys.servicer import project_id_from_proto
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import (
     MAX_LABEL_LENGTH,
     duration_to_proto,
     id_from_proto,
@@ -24,8 +26,6 @@ from services.kit.rpc.fields import (
     text_from_proto,
     timestamp_to_proto,
 )
-from twinkle.api.gateway.v1 import session_service_pb2 as messages
-from twinkle.api.gateway.v1 import session_service_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _STATES: Mapping[SessionState, messages.SessionState.ValueType] = {

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from services.gateway.errors import SessionNotFound
-from services.gateway.keys.tenants import Projects
-from services.gateway.paging import Cursor, Listing, Page, list_page
-from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import RequestIdReused
-from services.kit.ids import new_id
+from twinkle_services.gateway.errors import SessionNotFound
+from twinkle_services.gateway.keys.tenants import Projects
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.sessions.ports import SessionStore
+from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import RequestIdReused
+from twinkle_services.kit.ids import new_id
 
 
 class Sessions:

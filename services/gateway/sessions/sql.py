@@ -6,9 +6,9 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false, tuple_, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.rules import FinishReason, Session, SessionState
-from services.gateway.store.base import (
+from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionState
+from twinkle_services.gateway.store.base import (
     Base,
     EnumName,
     SqlStore,

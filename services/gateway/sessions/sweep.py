@@ -7,15 +7,15 @@ from typing import Never
 
 import structlog
 
-from services.gateway.paging import Cursor
-from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.rules import Session, SessionState
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.failpoints import reach
-from services.kit.rpc.context import acting_for
+from twinkle_services.gateway.paging import Cursor
+from twinkle_services.gateway.sessions.grpc import GrpcAdapters
+from twinkle_services.gateway.sessions.ports import SessionStore
+from twinkle_services.gateway.sessions.rules import Session, SessionState
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.rpc.context import acting_for
 
 _log = structlog.get_logger('sessions')
 

@@ -30,10 +30,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
 from sqlalchemy.types import TypeDecorator
 
-from services.gateway.paging import Page
-from services.gateway.store.database import Database
-from services.kit.errors import DomainError
-from services.kit.rpc.status import error_from_status, status_from_error
+from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.status import error_from_status, status_from_error
 
 Member = TypeVar('Member', bound=StrEnum)
 Value = TypeVar('Value')

@@ -20,11 +20,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from services.gateway.store.migrations import is_current, upgrade_schema
-from services.kit import sqlite_seals
-from services.kit.errors import InvalidField, ServiceUnreachable
-from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseConnection, DatabaseMark
-from services.kit.worker import completed
+from twinkle_services.gateway.store.migrations import is_current, upgrade_schema
+from twinkle_services.kit import sqlite_seals
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
+from twinkle_services.kit.sqlite_seals import COUNT_COMMIT, DatabaseConnection, DatabaseMark
+from twinkle_services.kit.worker import completed
 
 Result = TypeVar('Result')
 _BUSY_SECONDS = 30

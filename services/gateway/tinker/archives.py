@@ -18,19 +18,19 @@ from email.utils import format_datetime
 from typing import Any
 from urllib.parse import quote
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_kind, parse_name, path_of_native
-from services.gateway.catalogue.rules import UploadRequest
-from services.gateway.http.archives import ByteRange, FileResponse
-from services.gateway.http.body import ClientDisconnected, Pace, read_chunks
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.bodies import time_to_json
-from services.gateway.tinker.catalogue import checkpoint_to_json
-from services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, query_of, tinker_route
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.errors import (
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_kind, parse_name, path_of_native
+from twinkle_services.gateway.catalogue.rules import UploadRequest
+from twinkle_services.gateway.http.archives import ByteRange, FileResponse
+from twinkle_services.gateway.http.body import ClientDisconnected, Pace, read_chunks
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.gateway.tinker.bodies import time_to_json
+from twinkle_services.gateway.tinker.catalogue import checkpoint_to_json
+from twinkle_services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, query_of, tinker_route
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import (
     CheckpointNotFound,
     CredentialsInvalid,
     DomainError,
@@ -38,7 +38,7 @@ from services.kit.errors import (
     InvalidField,
     StreamOutOfOrder,
 )
-from services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.context import current_caller
 
 LINK_LIFETIME = timedelta(hours=1)
 _MAX_TOKEN = 2048

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PlainValidator
 
-from services.gateway.http.validation import MAX_TOKEN_ID, read_model
-from services.gateway.tinker.bodies import TinkerModel
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField
+from twinkle_services.gateway.http.validation import MAX_TOKEN_ID, read_model
+from twinkle_services.gateway.tinker.bodies import TinkerModel
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
 
 Array = npt.NDArray[Any]
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.fleet.model_routes import served_name, shown_name
-from services.gateway.fleet.upstreams import ServiceFacts
-from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2
+from twinkle_services.gateway.fleet.model_routes import served_name, shown_name
+from twinkle_services.gateway.fleet.upstreams import ServiceFacts
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,19 @@ import zstandard
 from google.protobuf.message import DecodeError
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo
 
-from services.gateway.catalogue.paths import WeightsPath, parse_path
-from services.gateway.http.body import INLINE_BYTES, parse_object, read_bytes, read_chunks
-from services.gateway.http.call import HEAD_BYTES, JSON_TYPE, BodyEnds, HttpCall, json_work_bytes, message_work_bytes
-from services.gateway.http.validation import JsonModel, read_model
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField, MessageTooLarge
+from twinkle_services.gateway.catalogue.paths import WeightsPath, parse_path
+from twinkle_services.gateway.http.body import INLINE_BYTES, parse_object, read_bytes, read_chunks
+from twinkle_services.gateway.http.call import (
+    HEAD_BYTES,
+    JSON_TYPE,
+    BodyEnds,
+    HttpCall,
+    json_work_bytes,
+    message_work_bytes,
+)
+from twinkle_services.gateway.http.validation import JsonModel, read_model
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import InvalidField, MessageTooLarge
 
 PROTOBUF_TYPE = 'application/x-protobuf'
 JSON_LIMIT_BYTES = 4 << 20

@@ -7,20 +7,21 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from services.gateway.catalogue.checkpoints import Checkpoints
-from services.gateway.catalogue.grpc import GrpcCheckpoints, run_from_proto
-from services.gateway.catalogue.paths import WeightsKind, path_of_native
-from services.gateway.catalogue.rules import Checkpoint, Run
-from services.gateway.catalogue.runs import Runs
-from services.gateway.catalogue.sql import SqlBrowser
-from services.gateway.errors import RunNotFound
-from services.gateway.fleet.model_routes import shown_name
-from services.gateway.fleet.upstreams import GrpcLookups
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.http.validation import not_served
-from services.gateway.paging import Counted, Slice
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import (
+from twinkle.api.model.v1 import adapter_pb2
+from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints, run_from_proto
+from twinkle_services.gateway.catalogue.paths import WeightsKind, path_of_native
+from twinkle_services.gateway.catalogue.rules import Checkpoint, Run
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.catalogue.sql import SqlBrowser
+from twinkle_services.gateway.errors import RunNotFound
+from twinkle_services.gateway.fleet.model_routes import shown_name
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.http.validation import not_served
+from twinkle_services.gateway.paging import Counted, Slice
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.tinker.bodies import (
     Counter,
     TinkerModel,
     WeightsPathField,
@@ -28,12 +29,18 @@ from services.gateway.tinker.bodies import (
     read_body,
     time_to_json,
 )
-from services.gateway.tinker.routes import CATALOGUE, CHECKPOINTS, checked_query_of, path_of, slice_of, tinker_route
-from services.gateway.tinker.submission import model_id_of
-from services.kit.errors import DomainError, InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import text_from_proto
-from twinkle.api.model.v1 import adapter_pb2
+from twinkle_services.gateway.tinker.routes import (
+    CATALOGUE,
+    CHECKPOINTS,
+    checked_query_of,
+    path_of,
+    slice_of,
+    tinker_route,
+)
+from twinkle_services.gateway.tinker.submission import model_id_of
+from twinkle_services.kit.errors import DomainError, InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import text_from_proto
 
 _CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256

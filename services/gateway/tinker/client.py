@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from services.gateway.catalogue.sql import SqlBrowser
-from services.gateway.fleet.model_routes import shown_name
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.base_models import BaseModel, BaseModels
-from services.gateway.tinker.bodies import JSON_LIMIT_BYTES, read_object
-from services.gateway.tinker.datums import LOSSES
-from services.gateway.tinker.routes import ANY_KEY, CATALOGUE, query_of, tinker_route
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.server_info import software_version
+from twinkle_services.gateway.catalogue.sql import SqlBrowser
+from twinkle_services.gateway.fleet.model_routes import shown_name
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.tinker.base_models import BaseModel, BaseModels
+from twinkle_services.gateway.tinker.bodies import JSON_LIMIT_BYTES, read_object
+from twinkle_services.gateway.tinker.datums import LOSSES
+from twinkle_services.gateway.tinker.routes import ANY_KEY, CATALOGUE, query_of, tinker_route
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.server_info import software_version
 
 TELEMETRY_LIMIT_BYTES = 1 << 20
 CLIENT_CONFIG: dict[str, Any] = {

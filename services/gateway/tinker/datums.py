@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from services.gateway.http.validation import MAX_TOKEN_ID, read_model
-from services.gateway.tinker.arrays import Array, ElementBudget, TokenArray, array_from_json, array_from_proto
-from services.gateway.tinker.bodies import TinkerModel
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format.prompt_probe import MAX_TARGET_ELEMENTS, NO_TARGET, InvalidProbe, PromptProbe
+from twinkle_services.gateway.http.validation import MAX_TOKEN_ID, read_model
+from twinkle_services.gateway.tinker.arrays import Array, ElementBudget, TokenArray, array_from_json, array_from_proto
+from twinkle_services.gateway.tinker.bodies import TinkerModel
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 TEXT_ONLY = 'must be encoded_text: images and audio are not supported'
 MAX_PARTS = 1 << 16

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import Future, FutureState
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
-from services.gateway.tinker.routes import ANY_KEY, category_of, text_of, tinker_route
-from services.kit.errors import NotBuiltYet
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.rules import Future, FutureState
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
+from twinkle_services.gateway.tinker.routes import ANY_KEY, category_of, text_of, tinker_route
+from twinkle_services.kit.errors import NotBuiltYet
 
 WAIT_SECONDS = 25.0
 """Maximum number of seconds that a poll waits for an outcome; clients time out after 45 s."""

@@ -9,15 +9,17 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from services.gateway.catalogue.paths import WeightsKind, WeightsPath
-from services.gateway.catalogue.ports import RunStore
-from services.gateway.fleet.model_routes import shown_name
-from services.gateway.fleet.upstreams import GrpcLookups
-from services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, FutureRequest
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.http.validation import Int64, not_served, read_model
-from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.bodies import (
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2, training_config_pb2
+from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath
+from twinkle_services.gateway.catalogue.ports import RunStore
+from twinkle_services.gateway.fleet.model_routes import shown_name
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, FutureRequest
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.http.validation import Int64, not_served, read_model
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.gateway.tinker.bodies import (
     BaseModelName,
     Counter,
     Labels,
@@ -29,9 +31,9 @@ from services.gateway.tinker.bodies import (
     read_body,
     read_object,
 )
-from services.gateway.tinker.futures import FutureNote, Verb
-from services.gateway.tinker.routes import TRAIN, tinker_route
-from services.gateway.tinker.submission import (
+from twinkle_services.gateway.tinker.futures import FutureNote, Verb
+from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
+from twinkle_services.gateway.tinker.submission import (
     KnownModels,
     Operations,
     acknowledged,
@@ -39,11 +41,9 @@ from services.gateway.tinker.submission import (
     model_id_of,
     session_of,
 )
-from services.gateway.tinker.training import default_optimizer
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from twinkle.api.checkpoint.v1 import checkpoint_pb2
-from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2, training_config_pb2
+from twinkle_services.gateway.tinker.training import default_optimizer
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
 
 LORA_ALPHA = 32.0
 """Alpha of all adapters. Tinker's clients do not send it, but the files that they download contain it."""

@@ -2,31 +2,31 @@
 
 from itertools import chain
 
-from services.gateway.catalogue.open import Catalogue
-from services.gateway.catalogue.sql import SqlBrowser, SqlRunStore
-from services.gateway.config import GatewayConfig
-from services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from services.gateway.futures.open import FutureService
-from services.gateway.http.call import Route
-from services.gateway.keys.open import Accounts
-from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.store.database import Database
-from services.gateway.tinker.archives import ArchiveRoutes, Links, UploadRoutes
-from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
-from services.gateway.tinker.client import AccountRoutes, ClientRoutes
-from services.gateway.tinker.futures import FutureRoutes
-from services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
-from services.gateway.tinker.results import sampling_formats, training_formats
-from services.gateway.tinker.sampling import SamplingRoutes
-from services.gateway.tinker.session_search import SessionSearch
-from services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
-from services.gateway.tinker.submission import KnownModels, Operations
-from services.gateway.tinker.training import TrainingRoutes
-from services.gateway.tinker.weights import WeightsRoutes
-from services.kit.clock import Clock
+from twinkle_services.gateway.catalogue.open import Catalogue
+from twinkle_services.gateway.catalogue.sql import SqlBrowser, SqlRunStore
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
+from twinkle_services.gateway.futures.open import FutureService
+from twinkle_services.gateway.http.call import Route
+from twinkle_services.gateway.keys.open import Accounts
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.gateway.tinker.archives import ArchiveRoutes, Links, UploadRoutes
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
+from twinkle_services.gateway.tinker.client import AccountRoutes, ClientRoutes
+from twinkle_services.gateway.tinker.futures import FutureRoutes
+from twinkle_services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
+from twinkle_services.gateway.tinker.results import sampling_formats, training_formats
+from twinkle_services.gateway.tinker.sampling import SamplingRoutes
+from twinkle_services.gateway.tinker.session_search import SessionSearch
+from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
+from twinkle_services.gateway.tinker.submission import KnownModels, Operations
+from twinkle_services.gateway.tinker.training import TrainingRoutes
+from twinkle_services.gateway.tinker.weights import WeightsRoutes
+from twinkle_services.kit.clock import Clock
 
 
 def open_tinker(

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.errors import SessionNotFound
-from services.gateway.http.call import JsonResponse, Response
-from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.tinker.arrays import Array, array_to_json, finite
-from services.gateway.tinker.futures import Outcome, ProtobufResponse, ResultFormat, Verb
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.rpc.tensors import tensor_data_from_proto
 from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.gateway.errors import SessionNotFound
+from twinkle_services.gateway.http.call import JsonResponse, Response
+from twinkle_services.gateway.sampling.handles import SamplingHandles
+from twinkle_services.gateway.tinker.arrays import Array, array_to_json, finite
+from twinkle_services.gateway.tinker.futures import Outcome, ProtobufResponse, ResultFormat, Verb
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
 
 OUTPUT_TYPE = 'ArrayRecord'
 _FIELD = 'logprobs'

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from services.gateway.catalogue.paths import WeightsPath, parse_path
-from services.gateway.fleet.model_routes import shown_text
-from services.gateway.http.call import HttpCall, Response, Route
-from services.gateway.paging import Slice
-from services.kit.errors import Code, DomainError, InvalidField
+from twinkle_services.gateway.catalogue.paths import WeightsPath, parse_path
+from twinkle_services.gateway.fleet.model_routes import shown_text
+from twinkle_services.gateway.http.call import HttpCall, Response, Route
+from twinkle_services.gateway.paging import Slice
+from twinkle_services.kit.errors import Code, DomainError, InvalidField
 
 PREFIX = '/api/v1/'
 

@@ -11,28 +11,35 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationInfo
 
-from services.gateway.catalogue.paths import WeightsPath, parse_sampler_path, path_of_native
-from services.gateway.errors import WeightsNotSaved
-from services.gateway.fleet.model_routes import shown_name
-from services.gateway.futures.executors import SampleTask
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import SAMPLE_KIND, Future, FutureRequest, FutureState
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.http.validation import Int64, StopStrings, StopTokens, read_model, read_value
-from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.sampling.rules import HandleRequest, SamplingHandle
-from services.gateway.tinker.arrays import Array
-from services.gateway.tinker.base_models import BaseModels
-from services.gateway.tinker.bodies import BaseModelName, Counter, LongCounter, TinkerModel, read_body, read_json
-from services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
-from services.gateway.tinker.futures import WAIT_SECONDS, FutureNote, Verb
-from services.gateway.tinker.routes import SAMPLE, tinker_route
-from services.gateway.tinker.submission import KnownModels
-from services.kit.errors import DomainError, InvalidField
-from services.kit.ids import new_id
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.data_format.prompt_probe import MAX_DRAWS
+from twinkle_services.gateway.catalogue.paths import WeightsPath, parse_sampler_path, path_of_native
+from twinkle_services.gateway.errors import WeightsNotSaved
+from twinkle_services.gateway.fleet.model_routes import shown_name
+from twinkle_services.gateway.futures.executors import SampleTask
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Future, FutureRequest, FutureState
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.http.validation import Int64, StopStrings, StopTokens, read_model, read_value
+from twinkle_services.gateway.sampling.handles import SamplingHandles
+from twinkle_services.gateway.sampling.rules import HandleRequest, SamplingHandle
+from twinkle_services.gateway.tinker.arrays import Array
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.gateway.tinker.bodies import (
+    BaseModelName,
+    Counter,
+    LongCounter,
+    TinkerModel,
+    read_body,
+    read_json,
+)
+from twinkle_services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
+from twinkle_services.gateway.tinker.futures import WAIT_SECONDS, FutureNote, Verb
+from twinkle_services.gateway.tinker.routes import SAMPLE, tinker_route
+from twinkle_services.gateway.tinker.submission import KnownModels
+from twinkle_services.kit.errors import DomainError, InvalidField
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 CLONE_SEQ_IDS = 1_000_000_000
 """Number of sequence ids reserved for each clone of a client."""

@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
-from services.gateway.catalogue.sql import SqlBrowser
-from services.gateway.errors import SessionNotFound
-from services.gateway.http.validation import TextLabels
-from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.rules import FinishReason, Session, SessionState
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import TinkerModel, labels_to_json, time_to_json
-from services.kit.rpc.context import current_caller
+from twinkle_services.gateway.catalogue.sql import SqlBrowser
+from twinkle_services.gateway.errors import SessionNotFound
+from twinkle_services.gateway.http.validation import TextLabels
+from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.sessions.ports import SessionStore
+from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionState
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.tinker.bodies import TinkerModel, labels_to_json, time_to_json
+from twinkle_services.kit.rpc.context import current_caller
 
 MAX_READ = 5000
 """Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""

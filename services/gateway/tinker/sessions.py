@@ -5,18 +5,24 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from services.gateway.catalogue.paths import path_of_native
-from services.gateway.catalogue.sql import SqlBrowser
-from services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from services.gateway.sampling.ports import HandleStore
-from services.gateway.sessions.rules import SessionRequest
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
-from services.gateway.tinker.routes import CATALOGUE, SESSIONS, checked_query_of, slice_of, tinker_route
-from services.gateway.tinker.session_search import FINISH_REASONS, OWN_LABELS, SearchBody, SessionSearch, own_label
-from services.kit.errors import InvalidField
-from services.kit.ids import new_id
-from services.kit.rpc.context import current_caller
+from twinkle_services.gateway.catalogue.paths import path_of_native
+from twinkle_services.gateway.catalogue.sql import SqlBrowser
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.sampling.ports import HandleStore
+from twinkle_services.gateway.sessions.rules import SessionRequest
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.tinker.bodies import Labels, ShortText, TinkerModel, labels_to_json, read_body
+from twinkle_services.gateway.tinker.routes import CATALOGUE, SESSIONS, checked_query_of, slice_of, tinker_route
+from twinkle_services.gateway.tinker.session_search import (
+    FINISH_REASONS,
+    OWN_LABELS,
+    SearchBody,
+    SessionSearch,
+    own_label,
+)
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.context import current_caller
 
 SAVED_LABEL = 'twinkle:saved_checkpoints'
 """Label with the paths in `Session.checkpoint_paths`, converted to Tinker paths and separated by spaces."""

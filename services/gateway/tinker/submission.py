@@ -7,22 +7,29 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
-from services.gateway.fleet.upstreams import GrpcLookups
-from services.gateway.futures.executors import refusal_payload
-from services.gateway.futures.futures import Futures
-from services.gateway.futures.rules import EXECUTE_KIND, REFUSED_KIND, Future, FutureRequest, FutureState, future_id_of
-from services.gateway.http.call import HttpCall, JsonResponse
-from services.gateway.http.validation import read_model
-from services.gateway.sessions.rules import SessionState
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.tinker.bodies import OperationBody, position_in
-from services.gateway.tinker.futures import FutureNote, note_of
-from services.gateway.tinker.routes import text_of
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import AdapterNotFound, Disposition, DomainError
-from services.kit.rpc.context import current_caller
 from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2
+from twinkle_services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.futures.executors import refusal_payload
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.rules import (
+    EXECUTE_KIND,
+    REFUSED_KIND,
+    Future,
+    FutureRequest,
+    FutureState,
+    future_id_of,
+)
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.sessions.rules import SessionState
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.tinker.bodies import OperationBody, position_in
+from twinkle_services.gateway.tinker.futures import FutureNote, note_of
+from twinkle_services.gateway.tinker.routes import text_of
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import AdapterNotFound, Disposition, DomainError
+from twinkle_services.kit.rpc.context import current_caller
 
 Body = TypeVar('Body', wire.ForwardBackwardRequest, dict[str, Any])
 _CACHED_NAMES = 4096

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 from google.protobuf.message import DecodeError
 from pydantic import Field
 
-from services.gateway.http.call import HttpCall, Response, Route
-from services.gateway.http.validation import read_model
-from services.gateway.tinker.arrays import ElementBudget
-from services.gateway.tinker.base_models import BaseModel, BaseModels
-from services.gateway.tinker.bodies import (
+from twinkle.api.model.v1 import operation_pb2, training_config_pb2
+from twinkle_services.gateway.http.call import HttpCall, Response, Route
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.tinker.arrays import ElementBudget
+from twinkle_services.gateway.tinker.base_models import BaseModel, BaseModels
+from twinkle_services.gateway.tinker.bodies import (
     OperationBody,
     OptimizerKind,
     TinkerModel,
@@ -25,7 +26,7 @@ from services.gateway.tinker.bodies import (
     read_message,
     read_object,
 )
-from services.gateway.tinker.datums import (
+from twinkle_services.gateway.tinker.datums import (
     MAX_PARTS,
     Datum,
     FeatureReader,
@@ -36,14 +37,13 @@ from services.gateway.tinker.datums import (
     loss_config,
     rule_of,
 )
-from services.gateway.tinker.futures import FutureNote, Verb
-from services.gateway.tinker.routes import TRAIN, tinker_route
-from services.gateway.tinker.submission import KnownModels, Operations, acknowledged
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.message_elements import check_elements
-from twinkle.api.model.v1 import operation_pb2, training_config_pb2
+from twinkle_services.gateway.tinker.futures import FutureNote, Verb
+from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
+from twinkle_services.gateway.tinker.submission import KnownModels, Operations, acknowledged
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.message_elements import check_elements
 
 _Rate = Annotated[float, Field(ge=0, le=1e6)]
 _Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name
-from services.gateway.http.call import HttpCall, Response, Route
-from services.gateway.http.validation import read_model
-from services.gateway.sampling.rules import HandleRequest
-from services.gateway.tinker.bodies import Counter, Labels, OperationBody, TinkerModel, read_object
-from services.gateway.tinker.futures import FutureNote, Verb, note_of
-from services.gateway.tinker.routes import TRAIN, tinker_route
-from services.gateway.tinker.submission import KnownModels, Operations, acknowledged, session_of
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import duration_to_proto
 from twinkle.api.model.v1 import operation_pb2
+from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name
+from twinkle_services.gateway.http.call import HttpCall, Response, Route
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.sampling.rules import HandleRequest
+from twinkle_services.gateway.tinker.bodies import Counter, Labels, OperationBody, TinkerModel, read_object
+from twinkle_services.gateway.tinker.futures import FutureNote, Verb, note_of
+from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
+from twinkle_services.gateway.tinker.submission import KnownModels, Operations, acknowledged, session_of
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import duration_to_proto
 
 _MAX_NOTE_LABELS = 2048
 """Maximum number of characters of all labels that are stored with a future."""

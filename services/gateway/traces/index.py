@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.gateway.paging import Listing, Page, list_page
-from services.gateway.traces.files import FileId, SpanFile, read_at, read_new, scan
-from services.gateway.traces.summaries import TraceFilter, TraceSummary, sort_key_of, summary_of
-from services.gateway.traces.visibility import visible_spans
 from twinkle.telemetry import SpanRecord
+from twinkle_services.gateway.paging import Listing, Page, list_page
+from twinkle_services.gateway.traces.files import FileId, SpanFile, read_at, read_new, scan
+from twinkle_services.gateway.traces.summaries import TraceFilter, TraceSummary, sort_key_of, summary_of
+from twinkle_services.gateway.traces.visibility import visible_spans
 
 _READ_BYTES = 32 << 20
 """Maximum number of bytes that an update reads from all files together; older spans are ignored."""

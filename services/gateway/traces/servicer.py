@@ -12,12 +12,15 @@ from typing import Any
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.gateway.traces.summaries import MAX_LISTED_NAMES, TraceFilter, TraceSummary
-from services.gateway.traces.traces import Traces, VisibleTrace
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import (
+from twinkle.api.gateway.v1 import trace_service_pb2 as messages
+from twinkle.api.gateway.v1 import trace_service_pb2_grpc
+from twinkle.telemetry import SpanRecord, is_span_id
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.traces.summaries import MAX_LISTED_NAMES, TraceFilter, TraceSummary
+from twinkle_services.gateway.traces.traces import Traces, VisibleTrace
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import (
     MAX_ID_LENGTH,
     MAX_TTL,
     duration_from_proto,
@@ -26,9 +29,6 @@ from services.kit.rpc.fields import (
     not_negative,
     text_from_proto,
 )
-from twinkle.api.gateway.v1 import trace_service_pb2 as messages
-from twinkle.api.gateway.v1 import trace_service_pb2_grpc
-from twinkle.telemetry import SpanRecord, is_span_id
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _KINDS = {name.removeprefix('SPAN_KIND_').lower(): number for name, number in messages.SpanKind.items()}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from services.gateway.paging import Cursor
 from twinkle.telemetry import SpanRecord, is_listed
+from twinkle_services.gateway.paging import Cursor
 
 MAX_LISTED_NAMES = 16
 """Maximum number of runs, request ids, verbs and tenants in a summary."""

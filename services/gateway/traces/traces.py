@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.gateway.errors import TraceNotFound, TracesNotStored
-from services.gateway.paging import Listing, Page
-from services.gateway.traces.index import TraceIndex
-from services.gateway.traces.summaries import TraceFilter, TraceSummary, summary_of
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.worker import completed
 from twinkle.telemetry import SpanRecord
+from twinkle_services.gateway.errors import TraceNotFound, TracesNotStored
+from twinkle_services.gateway.paging import Listing, Page
+from twinkle_services.gateway.traces.index import TraceIndex
+from twinkle_services.gateway.traces.summaries import TraceFilter, TraceSummary, summary_of
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.worker import completed
 
 _Result = TypeVar('_Result')
 

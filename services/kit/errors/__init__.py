@@ -3,10 +3,10 @@
 Each class is declared with `domain_error`, which sets its `reason` (a name of `twinkle.api.error.v1.ErrorReason`
 without the prefix). Its base class, the family, sets the status `code`. Its fields become metadata for programs, and
 its `disposition` shows whether a retry may succeed. Errors of a single service are in that service's `errors` module.
-`services.kit.rpc.status` converts errors to and from `google.rpc.Status`.
+`twinkle_services.kit.rpc.status` converts errors to and from `google.rpc.Status`.
 """
 
-from services.kit.errors.base import (
+from twinkle_services.kit.errors.base import (
     Aborted,
     AlreadyExists,
     DataLoss,
@@ -22,7 +22,7 @@ from services.kit.errors.base import (
     all_error_classes,
     domain_error,
 )
-from services.kit.errors.calls import (
+from twinkle_services.kit.errors.calls import (
     BytesFull,
     Cancelled,
     CredentialsInvalid,
@@ -46,8 +46,8 @@ from services.kit.errors.calls import (
     StreamOutOfOrder,
     UnknownComponent,
 )
-from services.kit.errors.disposition import Code, Disposition, disposition_by_code
-from services.kit.errors.resources import (
+from twinkle_services.kit.errors.disposition import Code, Disposition, disposition_by_code
+from twinkle_services.kit.errors.resources import (
     AdapterExpired,
     AdapterNotFound,
     BaseModelNotFound,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import ClassVar, TypeVar, cast, dataclass_transform
 
-from services.kit.errors.disposition import Code, Disposition, disposition_by_code
 from twinkle.errors import error_class
+from twinkle_services.kit.errors.disposition import Code, Disposition, disposition_by_code
 
 _Error = TypeVar('_Error', bound='DomainError')
 

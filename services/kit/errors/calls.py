@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Self
 
-from services.kit.errors.base import (
+from twinkle_services.kit.errors.base import (
     Aborted,
     DomainError,
     FailedPrecondition,
@@ -16,7 +16,7 @@ from services.kit.errors.base import (
     Unavailable,
     domain_error,
 )
-from services.kit.errors.disposition import Code, Disposition
+from twinkle_services.kit.errors.disposition import Code, Disposition
 
 
 @domain_error('INVALID_FIELD', '{field}: {problem}')

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from services.kit.errors.base import DataLoss, FailedPrecondition, NotFound, Unavailable, domain_error
-from services.kit.errors.disposition import Disposition
+from twinkle_services.kit.errors.base import DataLoss, FailedPrecondition, NotFound, Unavailable, domain_error
+from twinkle_services.kit.errors.disposition import Disposition
 
 
 @domain_error('ADAPTER_NOT_FOUND', 'no adapter {adapter_id!r}')

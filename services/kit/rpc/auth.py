@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Protocol
 
-from services.kit.caller import Caller
-from services.kit.errors import CredentialsInvalid, CredentialsMissing
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import CredentialsInvalid, CredentialsMissing
 
 TENANT_KEY = 'x-twinkle-tenant'
 """Tenant of the call; trusted only together with the internal token."""

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.kit.byte_gate import Hold
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField, MessageTooLarge
-from services.kit.ids import new_id
-from services.kit.rpc.message_elements import check_request_elements
+from twinkle_services.kit.byte_gate import Hold
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField, MessageTooLarge
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.message_elements import check_request_elements
 
 UNKNOWN_METHOD = '_OTHER'
 """Label of all methods that the server does not have. Using their names as labels would let callers without credentials

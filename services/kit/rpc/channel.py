@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 from opentelemetry import propagate, trace
 
-from services.kit.rpc import auth
-from services.kit.rpc.context import current_caller, current_caller_or_none, current_request_id
-from services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
-from services.kit.rpc.renewal import RenewingChannel
-from services.kit.tls import TlsConfig, shared_files
+from twinkle_services.kit.rpc import auth
+from twinkle_services.kit.rpc.context import current_caller, current_caller_or_none, current_request_id
+from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
+from twinkle_services.kit.rpc.renewal import RenewingChannel
+from twinkle_services.kit.tls import TlsConfig, shared_files
 
 _tracer = trace.get_tracer('twinkle.rpc')
 

@@ -6,9 +6,9 @@ The data service and the sampler share these checks, so that they accept the sam
 from collections.abc import Sequence
 from typing import Any
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import dict_from_struct, struct_of
 from twinkle.api.data.v1 import message_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import dict_from_struct, struct_of
 
 _ROLES = {
     message_pb2.ROLE_SYSTEM: 'system',

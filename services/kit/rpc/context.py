@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from services.kit.caller import Caller
-from services.kit.errors import CredentialsMissing
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import CredentialsMissing
 
 _caller: ContextVar[Caller | None] = ContextVar('twinkle_caller', default=None)
 _request_id: ContextVar[str] = ContextVar('twinkle_request_id', default='')

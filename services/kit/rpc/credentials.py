@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from services.kit.tls import Material, TlsFiles
+from twinkle_services.kit.tls import Material, TlsFiles
 
 
 def server_credentials(files: TlsFiles, *, is_mutual: bool) -> grpc.ServerCredentials:

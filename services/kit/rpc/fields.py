@@ -12,9 +12,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.kit.errors import InvalidField
-from services.kit.names import ADAPTER_ID_RULE, NAME_RULE, is_adapter_id, is_name
 from twinkle.data_format import base_model_id
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.names import ADAPTER_ID_RULE, NAME_RULE, is_adapter_id, is_name
 
 MAX_ID_LENGTH = 256
 MAX_TTL = timedelta(days=36_500)

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
-from services.kit.errors import NotBuiltYet, QueueFull
-from services.kit.rpc.call import Call, Decoder, cancelled_if_disconnected
-from services.kit.rpc.layers import Layer
-from services.kit.rpc.status import status_from_error
-from services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
+from twinkle_services.kit.errors import NotBuiltYet, QueueFull
+from twinkle_services.kit.rpc.call import Call, Decoder, cancelled_if_disconnected
+from twinkle_services.kit.rpc.layers import Layer
+from twinkle_services.kit.rpc.status import status_from_error
+from twinkle_services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
 
 _PUBLIC_PREFIXES = ('/grpc.health.', '/grpc.reflection.')
 """Prefixes of the health and reflection methods, which need no credentials and reveal nothing about tenants."""

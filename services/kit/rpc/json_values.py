@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from google.protobuf.struct_pb2 import Struct, Value
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 _EXACT_INTEGERS = 1 << 53
 """Doubles represent every integer with a smaller absolute value exactly."""

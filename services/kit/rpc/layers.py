@@ -22,8 +22,8 @@ from grpc_status import rpc_status
 from opentelemetry import context as trace_context
 from opentelemetry import propagate, trace
 
-from services.kit.byte_gate import ByteGate
-from services.kit.errors import (
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.errors import (
     Cancelled,
     DeadlinePassed,
     DomainError,
@@ -33,12 +33,12 @@ from services.kit.errors import (
     QueueFull,
     QuotaExceeded,
 )
-from services.kit.rpc.auth import Authenticator
-from services.kit.rpc.call import Call, cancelled_if_disconnected
-from services.kit.rpc.context import set_caller, set_request_id
-from services.kit.rpc.recheck import rechecked
-from services.kit.rpc.status import status_from_error
-from services.kit.telemetry import measures, spans
+from twinkle_services.kit.rpc.auth import Authenticator
+from twinkle_services.kit.rpc.call import Call, cancelled_if_disconnected
+from twinkle_services.kit.rpc.context import set_caller, set_request_id
+from twinkle_services.kit.rpc.recheck import rechecked
+from twinkle_services.kit.rpc.status import status_from_error
+from twinkle_services.kit.telemetry import measures, spans
 
 Layer = Callable[[Call], AbstractAsyncContextManager[None]]
 

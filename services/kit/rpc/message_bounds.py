@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct, Value
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 MAX_OPTION_BYTES = 64 << 10
 """Maximum size of a message with options, such as a training configuration."""

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 MAX_ELEMENTS = 400_000
 """Maximum number of fields of a message and all its submessages; parsing that many takes about 150 ms."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import structlog
 
-from services.kit.errors import Code, DomainError
+from twinkle_services.kit.errors import Code, DomainError
 
 _SHORTEST_SECONDS = 0.1
 """Shortest interval between two checks."""

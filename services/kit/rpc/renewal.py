@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import grpc
 
-from services.kit.rpc.credentials import channel_credentials
-from services.kit.tls import TlsFiles
+from twinkle_services.kit.rpc.credentials import channel_credentials
+from twinkle_services.kit.tls import TlsFiles
 
 
 class RenewingChannel(grpc.aio.Channel):

@@ -18,18 +18,18 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 
-from services.kit.byte_gate import ByteGate
-from services.kit.config import LimitsConfig, ServiceConfig
-from services.kit.rpc.auth import Authenticator
-from services.kit.rpc.call import Call
-from services.kit.rpc.channel import service_config_json
-from services.kit.rpc.layers import Layer, count_bytes, server_layers
-from services.kit.rpc.reflection import add_reflection
-from services.kit.rpc.server_info import ServerInfoServicer
-from services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS, ListenError, ServicePorts
-from services.kit.server_facts import ServerFacts
-from services.kit.telemetry.event_loop import ServiceLoop
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.config import LimitsConfig, ServiceConfig
+from twinkle_services.kit.rpc.auth import Authenticator
+from twinkle_services.kit.rpc.call import Call
+from twinkle_services.kit.rpc.channel import service_config_json
+from twinkle_services.kit.rpc.layers import Layer, count_bytes, server_layers
+from twinkle_services.kit.rpc.reflection import add_reflection
+from twinkle_services.kit.rpc.server_info import ServerInfoServicer
+from twinkle_services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS, ListenError, ServicePorts
+from twinkle_services.kit.server_facts import ServerFacts
+from twinkle_services.kit.telemetry.event_loop import ServiceLoop
 
 _log = structlog.get_logger('server')
 

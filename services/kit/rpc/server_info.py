@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from services.kit.rpc.json_values import struct_of
-from services.kit.server_facts import ServerFacts
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.server_facts import ServerFacts
 
 CONTRACT_VERSION = 'v1'
 

@@ -16,14 +16,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from services.kit.config import Listener, ServiceConfig, is_loopback
-from services.kit.errors import Draining
-from services.kit.rpc.call import Call
-from services.kit.rpc.credentials import server_credentials
-from services.kit.rpc.interceptor import LayeredInterceptor
-from services.kit.rpc.layers import Layer, count_call, map_errors
-from services.kit.telemetry.admin import Readiness
-from services.kit.tls import TlsFiles, shared_files
+from twinkle_services.kit.config import Listener, ServiceConfig, is_loopback
+from twinkle_services.kit.errors import Draining
+from twinkle_services.kit.rpc.call import Call
+from twinkle_services.kit.rpc.credentials import server_credentials
+from twinkle_services.kit.rpc.interceptor import LayeredInterceptor
+from twinkle_services.kit.rpc.layers import Layer, count_call, map_errors
+from twinkle_services.kit.telemetry.admin import Readiness
+from twinkle_services.kit.tls import TlsFiles, shared_files
 
 MAX_CONCURRENT_CALLS = 4096
 _TRANSPORT_FACTOR = 4

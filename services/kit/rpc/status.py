@@ -8,7 +8,8 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.kit.errors import (
+from twinkle.errors import error_class
+from twinkle_services.kit.errors import (
     Code,
     DeadlinePassed,
     Disposition,
@@ -17,7 +18,6 @@ from services.kit.errors import (
     QuotaExceeded,
     ServiceUnreachable,
 )
-from twinkle.errors import error_class
 
 DOMAIN = 'twinkle'
 """`ErrorInfo.domain` of every error."""

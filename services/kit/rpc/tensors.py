@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.errors import InvalidField
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import DTYPE_NAMES, TensorData
+from twinkle_services.kit.errors import InvalidField
 
 _NAMES: dict[tensor_pb2.Dtype.ValueType, str] = {
     tensor_pb2.Dtype.Value(f'DTYPE_{name.upper()}'): name for name in DTYPE_NAMES

@@ -1,14 +1,14 @@
 """Conversion of the parts that the upload streams of all services have in common: chunks, checksums and digests.
 
-`services.kit.resumable_uploads` compares the bytes with them in a thread, because SHA-256 of a chunk is slow.
+`twinkle_services.kit.resumable_uploads` compares the bytes with them in a thread, because SHA-256 of a chunk is slow.
 """
 
 import re
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import not_negative
-from services.kit.upload_folder import UploadChunk
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import not_negative
+from twinkle_services.kit.upload_folder import UploadChunk
 
 _BLAKE3 = re.compile(r'[0-9a-f]{64}')
 _SHA256_BYTES = 32

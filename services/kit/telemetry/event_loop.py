@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from typing import Any
 
-from services.kit.telemetry import measures
+from twinkle_services.kit.telemetry import measures
 
 _SHORTEST_SECONDS = 0.001
 """Shortest stall that is observed; an iteration of the loop usually takes less."""

@@ -1,8 +1,8 @@
 """Kinds of metrics: counters, histograms and gauges, recorded through OpenTelemetry.
 
-`services.kit.telemetry.measures` defines the metrics. Recording is cheap, and does nothing before `start_telemetry`.
-Label values must come from the code, never from callers: a label with a list of values replaces all other values with
-`_OTHER`.
+`twinkle_services.kit.telemetry.measures` defines the metrics. Recording is cheap, and does nothing before
+`start_telemetry`. Label values must come from the code, never from callers: a label with a list of values replaces all
+other values with `_OTHER`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

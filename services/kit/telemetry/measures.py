@@ -1,13 +1,13 @@
 """All metrics of the services.
 
-docs/observability.md has a table of them, which `python -m services.kit.telemetry.measures` prints. No label may have a
-value that a caller chooses, such as a tenant or an adapter: each value is a series that stays in memory for as long as
-the process runs.
+docs/observability.md has a table of them, which `python -m twinkle_services.kit.telemetry.measures` prints. No label
+may have a value that a caller chooses, such as a tenant or an adapter: each value is a series that stays in memory for
+as long as the process runs.
 """
 
 import sys
 
-from services.kit.telemetry.instruments import COUNTS, Counter, Gauge, Histogram, Label
+from twinkle_services.kit.telemetry.instruments import COUNTS, Counter, Gauge, Histogram, Label
 
 VERBS = (
     'ForwardOnly',

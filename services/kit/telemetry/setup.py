@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.kit.telemetry.log_file import LogFile
-from services.kit.telemetry.spans import log_ids
 from twinkle.telemetry import SpanFileExporter
+from twinkle_services.kit.telemetry.log_file import LogFile
+from twinkle_services.kit.telemetry.spans import log_ids
 
 
 class LogStream:

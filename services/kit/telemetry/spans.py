@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
 
-from services.kit.errors import Code
+from twinkle_services.kit.errors import Code
 
 Value = str | int | float | bool | Sequence[str]
 SERVER_FAULTS = frozenset(

@@ -1,11 +1,11 @@
 """Weights in transit between services: frames, encodings, shared-memory segments, device transports, and the sender.
 
-Modules here use neither protobuf messages nor gRPC. `services.kit.weights.wire` converts frames to messages and
+Modules here use neither protobuf messages nor gRPC. `twinkle_services.kit.weights.wire` converts frames to messages and
 receives states.
 """
 
-from services.kit.weights.devices import Devices, DevicesConfig, open_devices
-from services.kit.weights.frames import (
+from twinkle_services.kit.weights.devices import Devices, DevicesConfig, open_devices
+from twinkle_services.kit.weights.frames import (
     CheckpointTarget,
     Commit,
     DeviceTransfer,
@@ -15,10 +15,10 @@ from services.kit.weights.frames import (
     SegmentRef,
     VersionTarget,
 )
-from services.kit.weights.segments import Segment, Segments, SegmentsConfig, open_segments
-from services.kit.weights.sender import Base, ReceiverOptions, Sender
-from services.kit.weights.state_bytes import BytesInMemory, StateBytes
-from services.kit.weights.transfer import FrameKind, Transfer
+from twinkle_services.kit.weights.segments import Segment, Segments, SegmentsConfig, open_segments
+from twinkle_services.kit.weights.sender import Base, ReceiverOptions, Sender
+from twinkle_services.kit.weights.state_bytes import BytesInMemory, StateBytes
+from twinkle_services.kit.weights.transfer import FrameKind, Transfer
 
 __all__ = [
     'Base',

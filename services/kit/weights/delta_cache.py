@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from services.kit.weights.state_bytes import StateBytes
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine.delta import DeltaBlock, delta_blocks, encode_block
+from twinkle_services.kit.weights.state_bytes import StateBytes
+from twinkle_services.kit.worker import Threads
 
 _TRIAL_BYTES = 32 << 20
 """Encoding stops once at least this many bytes are encoded and the delta exceeds `_TRIAL_SHARE` of them."""

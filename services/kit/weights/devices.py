@@ -11,10 +11,6 @@ import numpy as np
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.kit.errors import ServiceUnreachable
-from services.kit.weights.frames import DeviceTransfer
-from services.kit.weights.state_bytes import StateBytes
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import (
     TransferFailed,
     TransportOptions,
@@ -22,6 +18,10 @@ from twinkle.checkpoint_engine import (
     WeightTransport,
     load_transport,
 )
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.weights.frames import DeviceTransfer
+from twinkle_services.kit.weights.state_bytes import StateBytes
+from twinkle_services.kit.worker import Threads
 
 _log = structlog.get_logger('weights')
 
@@ -151,11 +151,11 @@ def open_devices(config: DevicesConfig, *, service: str, is_encrypted: bool) -> 
     """
     if config.names and is_encrypted and not config.is_unencrypted_allowed:
         problem = 'device transports do not encrypt, but tls is configured; set is_unencrypted_allowed, or remove names'
-        raise SystemExit(f'services.{service}: device_transports: {problem}')
+        raise SystemExit(f'twinkle-{service}: device_transports: {problem}')
     try:
         return Devices(config)
     except TransportUnavailable as error:
-        raise SystemExit(f'services.{service}: device_transports.names: {error}') from error
+        raise SystemExit(f'twinkle-{service}: device_transports.names: {error}') from error
 
 
 def _receive(transport: WeightTransport, transfer: DeviceTransfer, size_bytes: int) -> memoryview:

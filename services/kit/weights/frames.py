@@ -1,6 +1,6 @@
 """The frames of a transfer: a header that announces the state, chunks with its bytes, and a commit.
 
-Chunks are the library's `StateChunk`. `services.kit.weights.wire` converts frames to messages.
+Chunks are the library's `StateChunk`. `twinkle_services.kit.weights.wire` converts frames to messages.
 """
 
 import enum

@@ -19,9 +19,9 @@ from pathlib import Path
 import structlog
 from pydantic import BaseModel, ConfigDict
 
-from services.kit.errors import MemoryNotShared
-from services.kit.weights.frames import SegmentRef
-from services.kit.weights.mapping import Mapping
+from twinkle_services.kit.errors import MemoryNotShared
+from twinkle_services.kit.weights.frames import SegmentRef
+from twinkle_services.kit.weights.mapping import Mapping
 
 _log = structlog.get_logger('weights')
 

@@ -4,14 +4,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.kit.errors import InvalidField
-from services.kit.weights.delta_cache import Delta, Deltas
-from services.kit.weights.devices import Devices, OutgoingState
-from services.kit.weights.frames import Commit, Encoding, Frame, Header
-from services.kit.weights.state_bytes import BytesInMemory, StateBytes
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import CHUNK_BYTES, StateChunk, chunk_checksum
 from twinkle.checkpoint_engine.delta import is_delta_possible
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.weights.delta_cache import Delta, Deltas
+from twinkle_services.kit.weights.devices import Devices, OutgoingState
+from twinkle_services.kit.weights.frames import Commit, Encoding, Frame, Header
+from twinkle_services.kit.weights.state_bytes import BytesInMemory, StateBytes
+from twinkle_services.kit.worker import Threads
 
 
 @dataclass(frozen=True)

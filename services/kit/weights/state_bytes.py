@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from services.kit.weights.frames import SegmentRef
 from twinkle.checkpoint_engine import WeightManifest
+from twinkle_services.kit.weights.frames import SegmentRef
 
 
 class StateBytes(Protocol):

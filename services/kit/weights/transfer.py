@@ -2,8 +2,8 @@
 
 import enum
 
-from services.kit.errors import StreamOutOfOrder
-from services.kit.weights.frames import Commit, Frame, Header
+from twinkle_services.kit.errors import StreamOutOfOrder
+from twinkle_services.kit.weights.frames import Commit, Frame, Header
 
 
 class FrameKind(enum.Enum):

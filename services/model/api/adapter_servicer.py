@@ -8,23 +8,23 @@ from typing import Any
 
 import grpc
 
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto, name_from_proto
-from services.kit.rpc.message_bounds import convert_large
-from services.model.api.convert_adapter import (
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2_grpc
+from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto, name_from_proto
+from twinkle_services.kit.rpc.message_bounds import convert_large
+from twinkle_services.model.api.convert_adapter import (
     cost_to_proto,
     create_request_from_proto,
     estimate_request_from_proto,
     save_prefix_from_proto,
     session_id_from_proto,
 )
-from services.model.api.convert_result import adapter_to_proto, event_to_proto
-from services.model.application.directory import sort_key
-from services.model.application.service import ModelService
-from services.model.domain.adapter import Adapter
-from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2_grpc
-from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle_services.model.api.convert_result import adapter_to_proto, event_to_proto
+from twinkle_services.model.application.directory import sort_key
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.domain.adapter import Adapter
 
 Context = grpc.aio.ServicerContext
 

@@ -3,22 +3,22 @@
 import re
 from collections.abc import Mapping
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import (
+from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import (
     adapter_id_from_proto,
     base_model_from_proto,
     duration_to_proto,
     fingerprint_of,
     id_from_proto,
 )
-from services.kit.rpc.message_bounds import check_bytes, check_options
-from services.kit.weights.wire import MAX_NAMES, lora_config_from_proto
-from services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
-from services.model.api.convert_verb import check_checkpoint_path
-from services.model.application.create_adapter import CreateAdapterRequest
-from services.model.application.estimate import EstimateRequest
-from services.model.domain.plan import PlanCost, TrainingPlan
-from twinkle.api.model.v1 import adapter_service_pb2, training_config_pb2
+from twinkle_services.kit.rpc.message_bounds import check_bytes, check_options
+from twinkle_services.kit.weights.wire import MAX_NAMES, lora_config_from_proto
+from twinkle_services.model.api.convert_config import optimizer_from_proto, training_config_from_proto
+from twinkle_services.model.api.convert_verb import check_checkpoint_path
+from twinkle_services.model.application.create_adapter import CreateAdapterRequest
+from twinkle_services.model.application.estimate import EstimateRequest
+from twinkle_services.model.domain.plan import PlanCost, TrainingPlan
 
 _MAX_LABELS, _MAX_NAME_LENGTH, _MAX_VALUE_LENGTH = 64, 256, 4096
 """Maximum number of labels per adapter, and of characters in a name and a value. Labels stay in memory as long as the

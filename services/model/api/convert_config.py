@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import dict_from_struct, struct_of
-from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.model.v1 import training_config_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import dict_from_struct, struct_of
+from twinkle_services.model.domain.training_config import Component, LossChoice, TrainingConfig
 
 _RATE, _GROUPS, _PATTERN = 'lr', 'groups', 'pattern'
 """The engine's names for an optimizer's learning rate and parameter groups, and for the pattern of a group."""

@@ -4,14 +4,14 @@ from collections.abc import Sized
 
 import numpy as np
 
-from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import id_from_proto, not_negative
-from services.kit.rpc.tensors import tensor_from_proto
-from services.model.domain.loader_batch import BatchReference, LoaderCursor
 from twinkle.api.data.v1 import dataset_pb2, input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import EXTRA_STREAMS, IGNORE_INDEX, InputFeature, StreamSpec
+from twinkle_services.kit.errors import InvalidField, NotBuiltYet
+from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
+from twinkle_services.kit.rpc.tensors import tensor_from_proto
+from twinkle_services.model.domain.loader_batch import BatchReference, LoaderCursor
 
 _INTEGERS = ('int32', 'int64')
 _FLOATS = ('float32',)

@@ -2,13 +2,13 @@
 
 from datetime import timedelta
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto
-from services.model.api.convert_features import batch_reference_from_proto, cursor_from_proto
-from services.model.api.convert_verb import verb_from_proto
-from services.model.domain import operation as domain
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import duration_from_proto, fingerprint_of, id_from_proto
+from twinkle_services.model.api.convert_features import batch_reference_from_proto, cursor_from_proto
+from twinkle_services.model.api.convert_verb import verb_from_proto
+from twinkle_services.model.domain import operation as domain
 
 _DEFAULT_WAIT = timedelta(seconds=20)
 _MAX_WAIT = timedelta(hours=1)

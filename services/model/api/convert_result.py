@@ -2,18 +2,6 @@
 
 from typing import Any
 
-from services.kit.rpc.fields import duration_to_proto, timestamp_to_proto
-from services.kit.rpc.status import status_from_error
-from services.kit.rpc.tensors import tensor_to_proto
-from services.kit.weights.wire import lora_config_to_proto
-from services.model.api.convert_config import training_config_to_proto
-from services.model.application.directory import AdapterEvent
-from services.model.application.operations import OperationRecord, OperationState
-from services.model.application.train_stream import OperationFailure
-from services.model.domain import result as domain
-from services.model.domain.adapter import Adapter
-from services.model.domain.loader_batch import LoaderCursor
-from services.model.domain.step_metrics import MetricReport, StepMetrics
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.model.v1 import (
     adapter_pb2,
@@ -23,6 +11,18 @@ from twinkle.api.model.v1 import (
     training_service_pb2,
 )
 from twinkle.data_format import ForwardResult, LayerHealth, StepResult
+from twinkle_services.kit.rpc.fields import duration_to_proto, timestamp_to_proto
+from twinkle_services.kit.rpc.status import status_from_error
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.kit.weights.wire import lora_config_to_proto
+from twinkle_services.model.api.convert_config import training_config_to_proto
+from twinkle_services.model.application.directory import AdapterEvent
+from twinkle_services.model.application.operations import OperationRecord, OperationState
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.domain import result as domain
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.loader_batch import LoaderCursor
+from twinkle_services.model.domain.step_metrics import MetricReport, StepMetrics
 
 _STATES = {
     OperationState.QUEUED: training_service_pb2.OPERATION_STATE_QUEUED,

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncIterator
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import id_from_proto
-from services.kit.rpc.uploads import blake3_from_proto, sha256_from_proto, upload_chunk_from_proto
-from services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import id_from_proto
+from twinkle_services.kit.rpc.uploads import blake3_from_proto, sha256_from_proto, upload_chunk_from_proto
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus
 
 
 async def upload_parts_from_proto(

@@ -5,16 +5,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from services.kit.errors import InvalidField, NotBuiltYet
-from services.kit.rpc.fields import labels_from_proto, name_from_proto, ttl_from_proto
-from services.kit.rpc.json_values import dict_from_struct
-from services.kit.rpc.tensors import dtype_from_proto
-from services.model.api.convert_config import loss_from_proto, training_config_from_proto
-from services.model.api.convert_features import features_from_proto, gradients_from_proto
-from services.model.domain import operation as domain
-from services.model.domain.training_config import LossChoice
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.checkpoint_engine.rounding import ROUNDED_DTYPES
+from twinkle_services.kit.errors import InvalidField, NotBuiltYet
+from twinkle_services.kit.rpc.fields import labels_from_proto, name_from_proto, ttl_from_proto
+from twinkle_services.kit.rpc.json_values import dict_from_struct
+from twinkle_services.kit.rpc.tensors import dtype_from_proto
+from twinkle_services.model.api.convert_config import loss_from_proto, training_config_from_proto
+from twinkle_services.model.api.convert_features import features_from_proto, gradients_from_proto
+from twinkle_services.model.domain import operation as domain
+from twinkle_services.model.domain.training_config import LossChoice
 
 _MAX_MICRO_BATCHES = 64
 """Maximum number of passes into which `micro_batch_size` may divide a batch. Many small passes would occupy the device

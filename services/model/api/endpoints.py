@@ -1,15 +1,15 @@
 """The gRPC services of this server."""
 
-from services.kit.rpc.server import Endpoint
-from services.model.api.adapter_servicer import AdapterServicer
-from services.model.api.training_servicer import TrainingServicer
-from services.model.application.service import ModelService
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
     adapter_service_pb2_grpc,
     training_service_pb2,
     training_service_pb2_grpc,
 )
+from twinkle_services.kit.rpc.server import Endpoint
+from twinkle_services.model.api.adapter_servicer import AdapterServicer
+from twinkle_services.model.api.training_servicer import TrainingServicer
+from twinkle_services.model.application.service import ModelService
 
 
 def make_endpoints(service: ModelService) -> list[Endpoint]:

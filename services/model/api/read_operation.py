@@ -9,17 +9,17 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import id_from_proto
-from services.kit.rpc.message_bounds import THREAD_BYTES, check_options
-from services.kit.rpc.message_elements import check_elements
-from services.model.api.convert_features import check_example_count
-from services.model.api.convert_operation import operation_from_proto
-from services.model.application.upload_batch import ReadUpload
-from services.model.domain.operation import Operation
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import id_from_proto
+from twinkle_services.kit.rpc.message_bounds import THREAD_BYTES, check_options
+from twinkle_services.kit.rpc.message_elements import check_elements
+from twinkle_services.model.api.convert_features import check_example_count
+from twinkle_services.model.api.convert_operation import operation_from_proto
+from twinkle_services.model.application.upload_batch import ReadUpload
+from twinkle_services.model.domain.operation import Operation
 
 _OPTION_FIELDS = ('training_config', 'optimizer_options', 'loss')
 """Fields of verbs that contain options."""

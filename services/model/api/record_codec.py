@@ -4,27 +4,32 @@ from collections.abc import Callable
 from datetime import UTC
 from typing import Any, cast
 
-from services.kit.errors import DomainError
-from services.kit.rpc.status import error_from_status
-from services.kit.rpc.tensors import tensor_data_from_proto
-from services.kit.weights.wire import lora_config_from_proto
-from services.model.api.convert_config import training_config_from_proto
-from services.model.api.convert_features import check_example_count, cursor_from_proto
-from services.model.api.convert_operation import operation_from_proto
-from services.model.api.convert_result import adapter_to_proto, cursor_to_proto, metrics_to_proto, result_to_proto
-from services.model.application.train_stream import OperationFailure
-from services.model.domain import result as domain
-from services.model.domain.adapter import Adapter
-from services.model.domain.loader_batch import LoadedBatch
-from services.model.domain.operation import Operation
-from services.model.domain.step_metrics import MetricReport, StepMetrics
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2
 from twinkle.api.model.v1 import operation_result_pb2 as wire
 from twinkle.data_format import ForwardResult, LayerHealth, StepResult, base_model_id
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.status import error_from_status
+from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
+from twinkle_services.kit.weights.wire import lora_config_from_proto
+from twinkle_services.model.api.convert_config import training_config_from_proto
+from twinkle_services.model.api.convert_features import check_example_count, cursor_from_proto
+from twinkle_services.model.api.convert_operation import operation_from_proto
+from twinkle_services.model.api.convert_result import (
+    adapter_to_proto,
+    cursor_to_proto,
+    metrics_to_proto,
+    result_to_proto,
+)
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.domain import result as domain
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.loader_batch import LoadedBatch
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.step_metrics import MetricReport, StepMetrics
 
 
 class ProtoRecordCodec:
-    """Implements `services.model.ports.RecordCodec`."""
+    """Implements `twinkle_services.model.ports.RecordCodec`."""
 
     def __init__(self, *, vocabulary_size: int, max_batch_examples: int | None = None) -> None:
         """Create the codec.

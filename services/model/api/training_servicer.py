@@ -8,19 +8,19 @@ from typing import Any
 
 import grpc
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto, not_negative
-from services.model.api.convert_operation import max_wait_from_proto
-from services.model.api.convert_result import record_to_proto, result_to_proto
-from services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
-from services.model.api.read_operation import OperationReader
-from services.model.application.service import ModelService
-from services.model.application.train_stream import OperationFailure
-from services.model.domain.operation import Operation
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.model.v1 import training_service_pb2_grpc
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
+from twinkle_services.model.api.convert_operation import max_wait_from_proto
+from twinkle_services.model.api.convert_result import record_to_proto, result_to_proto
+from twinkle_services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
+from twinkle_services.model.api.read_operation import OperationReader
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.domain.operation import Operation
 
 Context = grpc.aio.ServicerContext
 

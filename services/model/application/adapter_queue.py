@@ -5,12 +5,12 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from services.kit.errors import AdapterNotFound, Cancelled, DomainError, Internal
-from services.model.application.waits import ChangeNotifier
-from services.model.domain.errors import SequenceGap
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import Action, OperationSequence, is_refusal, outcome_disposition
+from twinkle_services.kit.errors import AdapterNotFound, Cancelled, DomainError, Internal
+from twinkle_services.model.application.waits import ChangeNotifier
+from twinkle_services.model.domain.errors import SequenceGap
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import Action, OperationSequence, is_refusal, outcome_disposition
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from services.kit.clock import Clock
-from services.kit.errors import Cancelled, QueueFull
-from services.model.domain.pace import Average
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import Cancelled, QueueFull
+from twinkle_services.model.domain.pace import Average
 
 _INITIAL_WAIT = timedelta(seconds=1)
 """Estimated wait for a slot before the interval between releases is known."""

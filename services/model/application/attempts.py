@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
-from services.kit.clock import Clock
-from services.kit.errors import DomainError
-from services.kit.failpoints import reach
-from services.model.ports import Journal
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.model.ports import Journal
 
 MAX_ATTEMPTS = 3
 """Number of attempts that may end the process. The next one is refused, so that the work cannot prevent the service

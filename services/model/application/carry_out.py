@@ -13,24 +13,24 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, Internal
-from services.kit.failpoints import reach
-from services.kit.telemetry import spans
-from services.model.application.directory import AdapterDirectory
-from services.model.application.fetch_batch import FetchBatch
-from services.model.application.progress import adapter_after, result_of
-from services.model.application.residency import Residency
-from services.model.application.resident import Resident
-from services.model.application.state_verbs import StateChange, StateVerbRunner
-from services.model.application.waits import Waits
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import VerbRun
-from services.model.domain.errors import BatchTooLarge, OperationCrashed
-from services.model.domain.operation import Backward, Forward, Operation, StateVerb, token_count
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import is_refusal
-from services.model.ports import Ports
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, Internal
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.fetch_batch import FetchBatch
+from twinkle_services.model.application.progress import adapter_after, result_of
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.application.resident import Resident
+from twinkle_services.model.application.state_verbs import StateChange, StateVerbRunner
+from twinkle_services.model.application.waits import Waits
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.errors import BatchTooLarge, OperationCrashed
+from twinkle_services.model.domain.operation import Backward, Forward, Operation, StateVerb, token_count
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import is_refusal
+from twinkle_services.model.ports import Ports
 
 Compute = Callable[[Adapter, Operation], Awaitable[VerbRun]]
 """Runs a compute verb on the engine once it is scheduled."""

@@ -7,20 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
-from services.kit.ids import new_id
-from services.kit.worker import completed
-from services.model.application.directory import AdapterDirectory
-from services.model.application.residency import Residency
-from services.model.application.state_verbs import check_kind
-from services.model.domain.adapter import MAX_CREATIONS, Adapter, CreationRecord
-from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
-from services.model.domain.training_config import TrainingConfig
-from services.model.ports import Ports
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.worker import completed
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.application.state_verbs import check_kind
+from twinkle_services.model.domain.adapter import MAX_CREATIONS, Adapter, CreationRecord
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.errors import AdapterIdTaken, CreationCrashed, ReplicaLeased
+from twinkle_services.model.domain.training_config import TrainingConfig
+from twinkle_services.model.ports import Ports
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import structlog
 
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, DomainError
-from services.model.application.directory import AdapterDirectory
-from services.model.application.dispatcher import Dispatcher
-from services.model.application.queues import Queues
-from services.model.application.residency import Residency
-from services.model.application.waits import Waits
-from services.model.domain.adapter import Adapter, ExpiredAdapter
-from services.model.ports import Ports
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, DomainError
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.dispatcher import Dispatcher
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.application.waits import Waits
+from twinkle_services.model.domain.adapter import Adapter, ExpiredAdapter
+from twinkle_services.model.ports import Ports
 
 _log = structlog.get_logger('adapters')
 

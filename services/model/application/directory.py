@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.kit.authority import require_internal, require_scope
-from services.kit.caller import Caller
-from services.kit.errors import AdapterExpired, AdapterNotFound, Draining
-from services.kit.ids import new_id
-from services.kit.paging import SortKey
-from services.model.domain.adapter import MAX_EXPIRED, Adapter, ExpiredAdapter
-from services.model.domain.errors import AdapterDamaged
+from twinkle_services.kit.authority import require_internal, require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, Draining
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.paging import SortKey
+from twinkle_services.model.domain.adapter import MAX_EXPIRED, Adapter, ExpiredAdapter
+from twinkle_services.model.domain.errors import AdapterDamaged
 
 _MAX_EVENTS = 1024
 """Maximum number of stored events. A watcher that needs an older event receives a new snapshot."""

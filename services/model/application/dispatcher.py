@@ -13,14 +13,14 @@ from typing import cast
 import structlog
 from opentelemetry import trace
 
-from services.kit.clock import Clock
-from services.kit.errors import Cancelled, DomainError, Draining, Internal
-from services.kit.telemetry import measures, spans
-from services.kit.worker import completed
-from services.model.application.waits import ChangeNotifier, ShortWork
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import BatchPart, UnfinishedVerb, VerbRun
-from services.model.domain.operation import (
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import Cancelled, DomainError, Draining, Internal
+from twinkle_services.kit.telemetry import measures, spans
+from twinkle_services.kit.worker import completed
+from twinkle_services.model.application.waits import ChangeNotifier, ShortWork
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import BatchPart, UnfinishedVerb, VerbRun
+from twinkle_services.model.domain.operation import (
     BatchVerb,
     ComputeVerb,
     ForwardBackward,
@@ -29,9 +29,9 @@ from services.model.domain.operation import (
     StateVerb,
     token_count,
 )
-from services.model.domain.pace import Pace, ThinkTimes
-from services.model.domain.scheduler import ReadyVerb, Scheduler, VerbsAhead
-from services.model.ports import TrainerBackend
+from twinkle_services.model.domain.pace import Pace, ThinkTimes
+from twinkle_services.model.domain.scheduler import ReadyVerb, Scheduler, VerbsAhead
+from twinkle_services.model.ports import TrainerBackend
 
 _log = structlog.get_logger('dispatcher')
 _GATHERING_SHARE = 0.2

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField
-from services.model.domain.errors import BatchTooLarge
-from services.model.domain.plan import CostEstimator, PlanCost, TrainingPlan
-from services.model.ports import TrainerBackend
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, InvalidField
+from twinkle_services.model.domain.errors import BatchTooLarge
+from twinkle_services.model.domain.plan import CostEstimator, PlanCost, TrainingPlan
+from twinkle_services.model.ports import TrainerBackend
 
 
 @dataclass(frozen=True, kw_only=True)

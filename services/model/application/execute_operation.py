@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.clock import Clock
-from services.kit.telemetry import spans
-from services.model.application.admission import Admission
-from services.model.application.carry_out import CarryOut
-from services.model.application.directory import AdapterDirectory
-from services.model.application.queues import Queues
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult, PublishResult
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.model.application.admission import Admission
+from twinkle_services.model.application.carry_out import CarryOut
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult, PublishResult
 
 
 class ExecuteOperation:

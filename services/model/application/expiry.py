@@ -12,17 +12,17 @@ from typing import NoReturn
 
 import structlog
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError
-from services.kit.failpoints import reach
-from services.kit.rpc.context import acting_for
-from services.model.application.delete_adapter import DeleteAdapter
-from services.model.application.directory import AdapterDirectory
-from services.model.application.park_after_session import ParkAdapter
-from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import AdapterDamaged
-from services.model.ports import Ports
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.model.application.delete_adapter import DeleteAdapter
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.park_after_session import ParkAdapter
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import AdapterDamaged
+from twinkle_services.model.ports import Ports
 
 SAVE_PREFIX = 'adapter-expired'
 """Prefix of the names of the checkpoints."""

@@ -8,13 +8,13 @@ import asyncio
 from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
-from services.kit.byte_gate import ByteGate, Hold
-from services.kit.caller import Caller
-from services.kit.failpoints import reach
-from services.kit.telemetry import spans
-from services.model.domain.loader_batch import BatchReference, BatchSource, LoadedBatch
-from services.model.domain.operation import Operation
-from services.model.ports import RecordCodec
+from twinkle_services.kit.byte_gate import ByteGate, Hold
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.model.domain.loader_batch import BatchReference, BatchSource, LoadedBatch
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.ports import RecordCodec
 
 _THREAD_BYTES = 32 << 10
 """Size in bytes from which batches are converted in a thread. On the event loop, the conversion would block other tasks

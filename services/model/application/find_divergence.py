@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.kit.errors import AdapterNotFound, DomainError
-from services.model.application.progress import result_of
-from services.model.application.restore import begin_from
-from services.model.domain.adapter import Adapter
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import AdapterDamaged
-from services.model.domain.journal import JournalEntry, Snapshot
-from services.model.domain.operation import Operation, StateVerb
-from services.model.domain.result import OperationResult
-from services.model.ports import Journal, TrainerBackend
+from twinkle_services.kit.errors import AdapterNotFound, DomainError
+from twinkle_services.model.application.progress import result_of
+from twinkle_services.model.application.restore import begin_from
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import AdapterDamaged
+from twinkle_services.model.domain.journal import JournalEntry, Snapshot
+from twinkle_services.model.domain.operation import Operation, StateVerb
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.ports import Journal, TrainerBackend
 
 Report = Callable[[str], None]
 """Receives progress lines."""

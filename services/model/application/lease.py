@@ -10,12 +10,12 @@ from datetime import timedelta
 
 import structlog
 
-from services.kit.clock import Clock
-from services.model.application.directory import AdapterDirectory
-from services.model.application.resident import ResidencyBounds
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
-from services.model.ports import Journal
+from twinkle_services.kit.clock import Clock
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.resident import ResidencyBounds
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
+from twinkle_services.model.ports import Journal
 
 _log = structlog.get_logger('lease')
 _IN_USE = (

@@ -7,15 +7,15 @@ from typing import NoReturn
 
 import structlog
 
-from services.kit.errors import BaseModelNotFound, DomainError
-from services.model.application.create_adapter import CreateAdapter
-from services.model.application.directory import AdapterDirectory
-from services.model.application.queues import Queues
-from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import OperationCrashed
-from services.model.domain.journal import JournaledAdapter
-from services.model.ports import Ports
+from twinkle_services.kit.errors import BaseModelNotFound, DomainError
+from twinkle_services.model.application.create_adapter import CreateAdapter
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import OperationCrashed
+from twinkle_services.model.domain.journal import JournaledAdapter
+from twinkle_services.model.ports import Ports
 
 _log = structlog.get_logger('recovery')
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, Draining
-from services.model.application.adapter_queue import AdapterQueue
-from services.model.application.admission import Admission
-from services.model.application.directory import AdapterDirectory
-from services.model.application.dispatcher import Dispatcher
-from services.model.application.queues import Queues
-from services.model.application.train_stream import OperationFailure
-from services.model.application.waits import Waits
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import Entry
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, Draining
+from twinkle_services.model.application.adapter_queue import AdapterQueue
+from twinkle_services.model.application.admission import Admission
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.dispatcher import Dispatcher
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.application.waits import Waits
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import Entry
 
 
 class OperationState(Enum):

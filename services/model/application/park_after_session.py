@@ -11,16 +11,16 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from services.kit.authority import require_internal, require_scope
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, Code, DomainError
-from services.kit.failpoints import reach
-from services.model.application.directory import AdapterDirectory
-from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.operation import Save
-from services.model.ports import Ports, TrainerBackend
+from twinkle_services.kit.authority import require_internal, require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, Code, DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.operation import Save
+from twinkle_services.model.ports import Ports, TrainerBackend
 
 _log = structlog.get_logger('parking')
 

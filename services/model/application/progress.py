@@ -4,12 +4,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import VerbRun
-from services.model.domain.operation import Load, Operation, Save, Undo, token_count
-from services.model.domain.result import OperationResult, Receipt, SaveResult
-from services.model.domain.step_metrics import metrics_after
 from twinkle.data_format import StepResult
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.operation import Load, Operation, Save, Undo, token_count
+from twinkle_services.model.domain.result import OperationResult, Receipt, SaveResult
+from twinkle_services.model.domain.step_metrics import metrics_after
 
 
 def adapter_after(

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from services.model.application.adapter_queue import AdapterQueue
-from services.model.application.residency import Residency
-from services.model.domain.errors import JournalUnavailable
-from services.model.domain.journal import RecordEntry
-from services.model.domain.sequence import RECORD_LENGTH, OperationSequence
-from services.model.ports import Journal
+from twinkle_services.model.application.adapter_queue import AdapterQueue
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.domain.errors import JournalUnavailable
+from twinkle_services.model.domain.journal import RecordEntry
+from twinkle_services.model.domain.sequence import RECORD_LENGTH, OperationSequence
+from twinkle_services.model.ports import Journal
 
 
 class Queues:

@@ -13,19 +13,19 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from services.kit.clock import Clock
-from services.kit.errors import AdapterNotFound, DomainError
-from services.kit.failpoints import reach
-from services.model.application.attempts import Attempts
-from services.model.application.directory import AdapterDirectory
-from services.model.application.lease import ReplicaLease
-from services.model.application.resident import ResidencyBounds, Resident
-from services.model.application.restore import Restore, RestoredAdapter
-from services.model.application.waits import ChangeNotifier, ShortWork
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.journal import Snapshot
-from services.model.ports import Journal, TrainerBackend
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import AdapterNotFound, DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.model.application.attempts import Attempts
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.lease import ReplicaLease
+from twinkle_services.model.application.resident import ResidencyBounds, Resident
+from twinkle_services.model.application.restore import Restore, RestoredAdapter
+from twinkle_services.model.application.waits import ChangeNotifier, ShortWork
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.journal import Snapshot
+from twinkle_services.model.ports import Journal, TrainerBackend
 
 _log = structlog.get_logger('residency')
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from services.kit.clock import Clock
-from services.kit.errors import AdapterNotFound, DomainError, Internal
-from services.kit.failpoints import reach
-from services.model.application.attempts import MAX_ATTEMPTS
-from services.model.application.directory import AdapterDirectory
-from services.model.application.progress import adapter_after, result_of
-from services.model.domain.adapter import Adapter
-from services.model.domain.divergence import first_difference
-from services.model.domain.engine import VerbRun
-from services.model.domain.errors import AdapterDamaged, OperationCrashed
-from services.model.domain.journal import JournalEntry, Snapshot
-from services.model.domain.operation import ComputeVerb, Operation, StateVerb
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import is_refusal
-from services.model.ports import Journal, TrainerBackend
+from twinkle_services.kit.clock import Clock
+from twinkle_services.kit.errors import AdapterNotFound, DomainError, Internal
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.model.application.attempts import MAX_ATTEMPTS
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.progress import adapter_after, result_of
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.errors import AdapterDamaged, OperationCrashed
+from twinkle_services.model.domain.journal import JournalEntry, Snapshot
+from twinkle_services.model.domain.operation import ComputeVerb, Operation, StateVerb
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import is_refusal
+from twinkle_services.model.ports import Journal, TrainerBackend
 
 _log = structlog.get_logger('restore')
 MAX_RESTORES = 5

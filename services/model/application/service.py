@@ -6,31 +6,31 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
-from services.kit.server_facts import ServerFacts, TrainerFacts
-from services.kit.telemetry import measures
-from services.model.application.admission import Admission, QueueLimits
-from services.model.application.carry_out import CarryOut
-from services.model.application.create_adapter import AdapterLimits, CreateAdapter
-from services.model.application.delete_adapter import DeleteAdapter
-from services.model.application.directory import AdapterDirectory
-from services.model.application.dispatcher import Dispatcher
-from services.model.application.estimate import Estimate
-from services.model.application.execute_operation import ExecuteOperation
-from services.model.application.expiry import AdapterExpiry
-from services.model.application.fetch_batch import FetchBatch
-from services.model.application.lifecycle import Cleanup, Recover
-from services.model.application.operations import Operations
-from services.model.application.park_after_session import EndLease, ParkAdapter
-from services.model.application.queues import Queues
-from services.model.application.residency import Residency
-from services.model.application.resident import ResidencyBounds
-from services.model.application.state_verbs import StateVerbRunner
-from services.model.application.take_over import TakeOver
-from services.model.application.train_stream import TrainStream
-from services.model.application.upload_batch import ReadUpload, UploadBatch
-from services.model.application.waits import Waits
-from services.model.domain.scheduler import Scheduler
-from services.model.ports import Ports
+from twinkle_services.kit.server_facts import ServerFacts, TrainerFacts
+from twinkle_services.kit.telemetry import measures
+from twinkle_services.model.application.admission import Admission, QueueLimits
+from twinkle_services.model.application.carry_out import CarryOut
+from twinkle_services.model.application.create_adapter import AdapterLimits, CreateAdapter
+from twinkle_services.model.application.delete_adapter import DeleteAdapter
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.application.dispatcher import Dispatcher
+from twinkle_services.model.application.estimate import Estimate
+from twinkle_services.model.application.execute_operation import ExecuteOperation
+from twinkle_services.model.application.expiry import AdapterExpiry
+from twinkle_services.model.application.fetch_batch import FetchBatch
+from twinkle_services.model.application.lifecycle import Cleanup, Recover
+from twinkle_services.model.application.operations import Operations
+from twinkle_services.model.application.park_after_session import EndLease, ParkAdapter
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.application.resident import ResidencyBounds
+from twinkle_services.model.application.state_verbs import StateVerbRunner
+from twinkle_services.model.application.take_over import TakeOver
+from twinkle_services.model.application.train_stream import TrainStream
+from twinkle_services.model.application.upload_batch import ReadUpload, UploadBatch
+from twinkle_services.model.application.waits import Waits
+from twinkle_services.model.domain.scheduler import Scheduler
+from twinkle_services.model.ports import Ports
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,15 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from services.kit.errors import FailedPrecondition, InvalidField, QuotaExceeded
-from services.model.application.residency import Residency
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterState, VerbRun
-from services.model.domain.errors import AdapterNotReady, UndoTooFar
-from services.model.domain.operation import (
+from twinkle.checkpoint_engine.errors import WeightsOutOfRange
+from twinkle.checkpoint_engine.rounding import round_tensors
+from twinkle.data_format import StepResult
+from twinkle_services.kit.errors import FailedPrecondition, InvalidField, QuotaExceeded
+from twinkle_services.model.application.residency import Residency
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterState, VerbRun
+from twinkle_services.model.domain.errors import AdapterNotReady, UndoTooFar
+from twinkle_services.model.domain.operation import (
     ClipGradNorm,
     ExportMerged,
     Load,
@@ -24,10 +27,7 @@ from services.model.domain.operation import (
     Undo,
     ZeroGrad,
 )
-from services.model.ports import Ports
-from twinkle.checkpoint_engine.errors import WeightsOutOfRange
-from twinkle.checkpoint_engine.rounding import round_tensors
-from twinkle.data_format import StepResult
+from twinkle_services.model.ports import Ports
 
 _NO_LIMIT = 1e30
 """A gradient norm limit that is never reached."""

@@ -8,12 +8,12 @@ import asyncio
 
 import structlog
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound
-from services.kit.worker import completed
-from services.model.application.lifecycle import Recover
-from services.model.ports import Ports
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound
+from twinkle_services.kit.worker import completed
+from twinkle_services.model.application.lifecycle import Recover
+from twinkle_services.model.ports import Ports
 
 _log = structlog.get_logger('takeover')
 

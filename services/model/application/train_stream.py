@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError
-from services.model.application.execute_operation import ExecuteOperation
-from services.model.application.queues import Queues
-from services.model.application.waits import ChangeNotifier
-from services.model.domain.errors import SequenceGap
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import is_refusal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.application.execute_operation import ExecuteOperation
+from twinkle_services.model.application.queues import Queues
+from twinkle_services.model.application.waits import ChangeNotifier
+from twinkle_services.model.domain.errors import SequenceGap
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import is_refusal
 
 WINDOW = 64
 """Maximum number of a stream's operations in progress; further ones wait in the transport and slow down the sender."""

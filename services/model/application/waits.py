@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from services.kit.errors import Cancelled, DomainError, Draining
+from twinkle_services.kit.errors import Cancelled, DomainError, Draining
 
 _SHORT_WORK_SECONDS = 0.5
 """Maximum time in seconds by which short work delays a pass, for example if a disk is slow."""

@@ -4,14 +4,6 @@ import asyncio
 
 import grpc
 
-from services.kit.errors import Code, InvalidField
-from services.kit.rpc.fields import duration_to_proto
-from services.kit.rpc.status import error_from_call
-from services.kit.weights import Segments
-from services.kit.weights.wire import ReceivedState, WeightClient
-from services.model.domain.engine import AdapterState
-from services.model.domain.operation import Save
-from services.model.domain.result import PublishResult, SaveResult
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -22,10 +14,18 @@ from twinkle.api.checkpoint.v1 import (
 from twinkle.checkpoint_engine import StateSection, unpack_state
 from twinkle.checkpoint_engine.packing import StatePlan, plan_state
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.errors import Code, InvalidField
+from twinkle_services.kit.rpc.fields import duration_to_proto
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.operation import Save
+from twinkle_services.model.domain.result import PublishResult, SaveResult
 
 
 class CheckpointClient:
-    """Implements `services.model.ports.WeightStore`; acts on behalf of the current caller."""
+    """Implements `twinkle_services.model.ports.WeightStore`; acts on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel, *, segments: Segments | None = None, base_model: str = '') -> None:
         """Initialize the client; the caller closes the channel.

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import grpc
 
-from services.kit.errors import Code, Disposition, DomainError, InvalidField, NotBuiltYet, ServiceUnreachable
-from services.kit.rpc.status import error_from_call
-from services.model.domain.errors import LoaderAtEnd
-from services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import loader_service_pb2 as wire
 from twinkle.api.data.v1.loader_service_pb2_grpc import LoaderServiceStub
+from twinkle_services.kit.errors import Code, Disposition, DomainError, InvalidField, NotBuiltYet, ServiceUnreachable
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.model.domain.errors import LoaderAtEnd
+from twinkle_services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
 
 MAX_BATCH_BYTES = 256 << 20
 """Maximum size of a batch in bytes, far above the size of a batch that the engine can compute at once."""
@@ -23,7 +23,7 @@ _BATCH_TIMEOUT = timedelta(seconds=60)
 
 
 class DataClient:
-    """Implements `services.model.domain.loader_batch.BatchSource`; acts on behalf of the current caller."""
+    """Implements `twinkle_services.model.domain.loader_batch.BatchSource`; acts on behalf of the current caller."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         """Initialize the client; the caller closes the channel."""

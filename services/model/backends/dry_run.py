@@ -3,10 +3,6 @@
 import asyncio
 from datetime import timedelta
 
-from services.model.backends.group import WorkerGroup
-from services.model.backends.group.host import EngineHost
-from services.model.backends.refusals import engine_errors_as_domain_errors
-from services.model.domain.plan import PlanCost, TrainingPlan
 from twinkle.model.dry_run import (
     BatchShape,
     CostModel,
@@ -16,10 +12,14 @@ from twinkle.model.dry_run import (
     lora_size,
 )
 from twinkle.nn import PackedModel, select_parameters
+from twinkle_services.model.backends.group import WorkerGroup
+from twinkle_services.model.backends.group.host import EngineHost
+from twinkle_services.model.backends.refusals import engine_errors_as_domain_errors
+from twinkle_services.model.domain.plan import PlanCost, TrainingPlan
 
 
 class EngineDryRun:
-    """Implements `services.model.domain.plan.CostEstimator`.
+    """Implements `twinkle_services.model.domain.plan.CostEstimator`.
 
     The first call measures the model in small steps, so that other work can run in between.
 

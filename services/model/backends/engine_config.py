@@ -3,12 +3,12 @@
 import inspect
 from typing import Any
 
-from services.kit.errors import InvalidField, UnknownComponent
-from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle import component
 from twinkle.loss import Loss, build_loss
 from twinkle.model.engine import AdapterState, TrainerEngine
 from twinkle.template import template_names
+from twinkle_services.kit.errors import InvalidField, UnknownComponent
+from twinkle_services.model.domain.training_config import Component, LossChoice, TrainingConfig
 
 _REDUCTION = 'reduction'
 """Name of the constructor argument of losses with a configurable reduction."""

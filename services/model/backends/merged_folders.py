@@ -3,22 +3,22 @@
 import asyncio
 from pathlib import Path
 
-from services.kit.disk_space import check_free_space
-from services.kit.errors import InvalidField, QuotaExceeded
-from services.kit.worker import SingleWorker
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.errors import ExportUnavailable
-from services.model.domain.result import SaveResult
 from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, MergeResult, MergeRunning, export_merged
 from twinkle.hub import HubError, resolve_model
+from twinkle_services.kit.disk_space import check_free_space
+from twinkle_services.kit.errors import InvalidField, QuotaExceeded
+from twinkle_services.kit.worker import SingleWorker
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.errors import ExportUnavailable
+from twinkle_services.model.domain.result import SaveResult
 
 _OWNER_FILE = '.tenant'
 """File with the id of the tenant, in the folder of an adapter. The folder remains when the adapter is deleted."""
 
 
 class MergedFolders:
-    """Implements `services.model.ports.ModelExporter`; writes to `<root>/<adapter>/<name>`.
+    """Implements `twinkle_services.model.ports.ModelExporter`; writes to `<root>/<adapter>/<name>`.
 
     Args:
         root: Folder of all merged models.

@@ -6,13 +6,13 @@ from typing import Any
 
 import structlog
 
-from services.kit.errors import AdapterNotFound, DomainError, InvalidField, UnknownComponent
-from services.model.domain.errors import AdapterNotReady, BatchTooLarge, LossNotFinite, ReplicaLeased
 from twinkle import component, loss, nn, processor
 from twinkle.data_format import LoraConfig
 from twinkle.model import errors
 from twinkle.model.engine.memory import is_out_of_memory
 from twinkle.nn.targets import Layers, expert_counts_of, rank_of, select_layers, trained_shape
+from twinkle_services.kit.errors import AdapterNotFound, DomainError, InvalidField, UnknownComponent
+from twinkle_services.model.domain.errors import AdapterNotReady, BatchTooLarge, LossNotFinite, ReplicaLeased
 
 _MAX_EXPERT_PARAMETERS = 1 << 30
 """Maximum number of LoRA parameters that an adapter may have in expert layers: 4 GiB as float32."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from services.model.domain.step_metrics import StepMetrics
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
+from twinkle_services.model.domain.step_metrics import StepMetrics
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 MAX_EXPIRED = 16384
 """Maximum number of stored records of expired adapters; older ones are deleted."""

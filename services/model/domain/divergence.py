@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.errors import DomainError
-from services.model.domain.result import OperationResult, Outcome
 from twinkle.data_format import ForwardResult
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.domain.result import OperationResult, Outcome
 
 Array = npt.NDArray[Any]
 _TIMES = ('seconds', 'per_second')

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.model.domain.operation import BatchVerb
-from services.model.domain.result import Outcome
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.model.domain.operation import BatchVerb
+from twinkle_services.model.domain.result import Outcome
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

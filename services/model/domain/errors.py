@@ -1,9 +1,9 @@
-"""Errors that only the model service raises. Shared errors are in `services.kit.errors`."""
+"""Errors that only the model service raises. Shared errors are in `twinkle_services.kit.errors`."""
 
 from collections.abc import Mapping
 from dataclasses import field
 
-from services.kit.errors import (
+from twinkle_services.kit.errors import (
     Aborted,
     AlreadyExists,
     DataLoss,

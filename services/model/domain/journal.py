@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from services.kit.errors import DomainError
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.model.domain.loader_batch import BatchReference, LoaderCursor
-from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import InputFeature
+from twinkle_services.model.domain.loader_batch import BatchReference, LoaderCursor
+from twinkle_services.model.domain.training_config import LossChoice, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from datetime import timedelta
 
-from services.model.domain.scheduler import VerbsAhead
+from twinkle_services.model.domain.scheduler import VerbsAhead
 
 _DECAY = 0.9
 """Decay of earlier values; with this factor, about the last ten values determine the mean."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from services.model.domain.training_config import Component
 from twinkle.data_format import LoraConfig
+from twinkle_services.model.domain.training_config import Component
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from services.model.domain.loader_batch import LoaderCursor
 from twinkle.data_format import ForwardResult, StepResult
+from twinkle_services.model.domain.loader_batch import LoaderCursor
 
 
 @dataclass(frozen=True, kw_only=True)

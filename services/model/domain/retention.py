@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from services.kit.errors import DomainError
-from services.model.domain.operation import ClipGradAndStep, Operation, Step
-from services.model.domain.result import OperationResult
 from twinkle.data_format import StepResult
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.domain.operation import ClipGradAndStep, Operation, Step
+from twinkle_services.model.domain.result import OperationResult
 
 MIN_SNAPSHOTS = 2
 """Number of snapshots that are always stored. If the newest is damaged, the adapter is restored from the one before."""

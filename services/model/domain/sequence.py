@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from services.kit.errors import Code, Disposition, DomainError
-from services.model.domain.errors import OperationNotFound, SequenceReused
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
 from twinkle.data_format import ForwardResult
+from twinkle_services.kit.errors import Code, Disposition, DomainError
+from twinkle_services.model.domain.errors import OperationNotFound, SequenceReused
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
 
 RECORD_LENGTH = 64
 """Maximum number of results stored for repeats. A client has at most one request per number in progress and retries
@@ -39,7 +39,7 @@ class Action(Enum):
 
 
 class Recorded(Protocol):
-    """An operation read from the record, such as `services.model.domain.journal.RecordEntry`."""
+    """An operation read from the record, such as `twinkle_services.model.domain.journal.RecordEntry`."""
 
     @property
     def sequence_number(self) -> int:

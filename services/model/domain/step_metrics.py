@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.model.domain.engine import VerbRun
-from services.model.domain.operation import (
+from twinkle.data_format import ForwardResult, StepResult
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.operation import (
     Backward,
     CalculateMetric,
     ClipGradAndStep,
@@ -18,8 +19,7 @@ from services.model.domain.operation import (
     ZeroGrad,
     token_count,
 )
-from services.model.domain.result import MetricResult
-from twinkle.data_format import ForwardResult, StepResult
+from twinkle_services.model.domain.result import MetricResult
 
 MAX_REPORTS = 8
 """Maximum number of reports that an adapter stores. A reader of the change feed that falls further behind misses the

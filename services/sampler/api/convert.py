@@ -4,19 +4,26 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import cast
 
-from services.kit.errors import InvalidField
-from services.kit.ids import new_id
-from services.kit.rpc.chats import chat_from_proto
-from services.kit.rpc.fields import base_model_from_proto, duration_from_proto, id_from_proto
-from services.kit.rpc.tensors import tensor_from_proto
-from services.sampler.api.convert_params import MAX_TOP_LOGPROBS, check_range, params_from_proto
-from services.sampler.application.engine_control import PauseMode
-from services.sampler.application.prompt_runner import SampleRequest
-from services.sampler.domain.adapter import DEFAULT_VERSION_WAIT, AdapterChoice
-from services.sampler.domain.generation import ChatPrompt, Prompt, SequenceSoFar, SleepLevel, TextPrompt, TokenPrompt
 from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import SamplingParams, Trajectory
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.chats import chat_from_proto
+from twinkle_services.kit.rpc.fields import base_model_from_proto, duration_from_proto, id_from_proto
+from twinkle_services.kit.rpc.tensors import tensor_from_proto
+from twinkle_services.sampler.api.convert_params import MAX_TOP_LOGPROBS, check_range, params_from_proto
+from twinkle_services.sampler.application.engine_control import PauseMode
+from twinkle_services.sampler.application.prompt_runner import SampleRequest
+from twinkle_services.sampler.domain.adapter import DEFAULT_VERSION_WAIT, AdapterChoice
+from twinkle_services.sampler.domain.generation import (
+    ChatPrompt,
+    Prompt,
+    SequenceSoFar,
+    SleepLevel,
+    TextPrompt,
+    TokenPrompt,
+)
 
 MIN_WATCH_INTERVAL = timedelta(milliseconds=100)
 MAX_WATCH_INTERVAL = timedelta(hours=1)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import dict_from_struct
-from services.kit.rpc.tensors import tensor_from_proto
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import InvalidProbe, PromptProbe, SamplingParams, StructuredOutput
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import dict_from_struct
+from twinkle_services.kit.rpc.tensors import tensor_from_proto
 
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.kit.ids import new_id
-from services.kit.rpc.tensors import tensor_to_proto
-from services.sampler.application.batch import CompletedPrompt, CompletedSequence
-from services.sampler.application.sampling import ScoredSequence
-from services.sampler.domain.generation import (
+from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle.data_format import ProbeResult, StopReason, VersionSpan
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.sampler.application.batch import CompletedPrompt, CompletedSequence
+from twinkle_services.sampler.application.sampling import ScoredSequence
+from twinkle_services.sampler.domain.generation import (
     EngineLoad,
     GenerationEvent,
     PromptComputed,
@@ -18,10 +21,7 @@ from services.sampler.domain.generation import (
     TokensSampled,
     TopTokens,
 )
-from services.sampler.domain.residency import ResidentVersion
-from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2, sampling_pb2
-from twinkle.api.tensor.v1 import tensor_pb2
-from twinkle.data_format import ProbeResult, StopReason, VersionSpan
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 _STOP_REASONS = {
     StopReason.LENGTH: sampling_pb2.STOP_REASON_LENGTH,

@@ -1,15 +1,15 @@
 """Defines the gRPC services that a sampler offers."""
 
-from services.kit.rpc.server import Endpoint
-from services.kit.weights.wire import add_weight_stream
-from services.sampler.api.servicer import SamplerServicer
-from services.sampler.api.weight_servicer import WeightServicer
-from services.sampler.application.engine_control import EngineControl
-from services.sampler.application.relay import Relay
-from services.sampler.application.resident_adapters import ResidentAdapters
-from services.sampler.application.sampling import Sampling
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
+from twinkle_services.kit.rpc.server import Endpoint
+from twinkle_services.kit.weights.wire import add_weight_stream
+from twinkle_services.sampler.api.servicer import SamplerServicer
+from twinkle_services.sampler.api.weight_servicer import WeightServicer
+from twinkle_services.sampler.application.engine_control import EngineControl
+from twinkle_services.sampler.application.relay import Relay
+from twinkle_services.sampler.application.resident_adapters import ResidentAdapters
+from twinkle_services.sampler.application.sampling import Sampling
 
 
 def make_endpoints(

@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
-from services.kit.paging import page_token_after, parse_page
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import id_from_proto
-from services.sampler.api import convert, convert_responses
-from services.sampler.application.engine_control import EngineControl
-from services.sampler.application.resident_adapters import ResidentAdapters
-from services.sampler.application.sampling import Sampling
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import id_from_proto
+from twinkle_services.sampler.api import convert, convert_responses
+from twinkle_services.sampler.application.engine_control import EngineControl
+from twinkle_services.sampler.application.resident_adapters import ResidentAdapters
+from twinkle_services.sampler.application.sampling import Sampling
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -1,6 +1,6 @@
 """Servicer of the weight stream that a sampler relays to other samplers. Publishing is not supported.
 
-Chunk frames are yielded as `StateChunk` values; the handlers of `services.kit.weights.wire` serialize them.
+Chunk frames are yielded as `StateChunk` values; the handlers of `twinkle_services.kit.weights.wire` serialize them.
 """
 
 # ruff: noqa: N802 (the methods have the names of the RPCs)
@@ -11,21 +11,21 @@ from typing import Any
 
 import grpc
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.context import current_caller
-from services.kit.rpc.fields import adapter_id_from_proto, not_negative
-from services.kit.weights import Frame
-from services.kit.weights.wire import (
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc
+from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import adapter_id_from_proto, not_negative
+from twinkle_services.kit.weights import Frame
+from twinkle_services.kit.weights.wire import (
     fetch_options_from_proto,
     frame_to_fetched,
     frame_to_subscribed,
     receiver_options_from_proto,
 )
-from services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
-from services.sampler.ports import Synced
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc
-from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
+from twinkle_services.sampler.ports import Synced
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -10,16 +10,22 @@ from typing import Any
 
 import structlog
 
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, InvalidField
-from services.kit.telemetry import spans
-from services.sampler.application.fetches import Fetches
-from services.sampler.application.followers import Follower, Followers
-from services.sampler.application.versions_protocol import Retention
-from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
-from services.sampler.domain.errors import AdapterMisfit, VersionNotReady
-from services.sampler.domain.residency import Residency, ResidentVersion
-from services.sampler.ports import SamplerEngine, Synced, WeightSource
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, InvalidField
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.sampler.application.fetches import Fetches
+from twinkle_services.sampler.application.followers import Follower, Followers
+from twinkle_services.sampler.application.versions_protocol import Retention
+from twinkle_services.sampler.domain.adapter import (
+    AdapterChoice,
+    AdapterKey,
+    AdapterWeights,
+    CheckpointFacts,
+    VersionKey,
+)
+from twinkle_services.sampler.domain.errors import AdapterMisfit, VersionNotReady
+from twinkle_services.sampler.domain.residency import Residency, ResidentVersion
+from twinkle_services.sampler.ports import SamplerEngine, Synced, WeightSource
 
 _log = structlog.get_logger('versions')
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from services.kit.errors import QueueFull
-from services.sampler.domain.errors import EnginePaused
-from services.sampler.domain.fair_queue import FairQueue
-from services.sampler.domain.generation import EngineLoad
-from services.sampler.domain.running_requests import RunningRequest, RunningRequests
-from services.sampler.ports import SamplerEngine
+from twinkle_services.kit.errors import QueueFull
+from twinkle_services.sampler.domain.errors import EnginePaused
+from twinkle_services.sampler.domain.fair_queue import FairQueue
+from twinkle_services.sampler.domain.generation import EngineLoad
+from twinkle_services.sampler.domain.running_requests import RunningRequest, RunningRequests
+from twinkle_services.sampler.ports import SamplerEngine
 
 
 class Admission:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.sampler.application.prompt_runner import PromptRun, PromptRunner
-from services.sampler.domain.generation import (
+from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+from twinkle_services.sampler.application.prompt_runner import PromptRun, PromptRunner
+from twinkle_services.sampler.domain.generation import (
     GenerationEvent,
     PromptComputed,
     SequenceFinished,
     TokensSampled,
     TopTokens,
 )
-from services.sampler.domain.residency import ResidentVersion
-from services.sampler.domain.running_requests import RunningRequest
-from twinkle.data_format import SamplingParams, StopReason, VersionSpan
+from twinkle_services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.domain.running_requests import RunningRequest
 
 
 @dataclass(kw_only=True)

@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from enum import Enum
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import Draining, NotSupportedHere
-from services.sampler.application.admission import Admission
-from services.sampler.domain.generation import EngineLoad, SleepLevel
-from services.sampler.domain.running_requests import RunningRequest, RunningRequests
-from services.sampler.ports import SamplerEngine
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Draining, NotSupportedHere
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.domain.generation import EngineLoad, SleepLevel
+from twinkle_services.sampler.domain.running_requests import RunningRequest, RunningRequests
+from twinkle_services.sampler.ports import SamplerEngine
 
 
 class PauseMode(Enum):

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from services.kit.telemetry import spans
-from services.sampler.domain.adapter import AdapterWeights, VersionKey
-from services.sampler.domain.errors import VersionNotReady
-from services.sampler.domain.residency import ResidentVersion
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.sampler.domain.adapter import AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.errors import VersionNotReady
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 MAX_UNAWAITED = 8
 """Maximum number of fetches without a waiter, running or failed; if another is added, the oldest is cancelled."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import structlog
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError
-from services.kit.telemetry import measures, spans
-from services.sampler.domain.adapter import AdapterKey, AdapterWeights
-from services.sampler.domain.errors import VersionNotReady
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.telemetry import measures, spans
+from twinkle_services.sampler.domain.adapter import AdapterKey, AdapterWeights
+from twinkle_services.sampler.domain.errors import VersionNotReady
 
 _log = structlog.get_logger('versions')
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import structlog
 
-from services.kit import failpoints
-from services.kit.caller import Caller
-from services.kit.errors import (
+from twinkle_services.kit import failpoints
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
     DomainError,
@@ -23,11 +23,11 @@ from services.kit.errors import (
     NotSupportedHere,
     VersionNotFound,
 )
-from services.sampler.application.followers import Follower, Followers
-from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, VersionKey
-from services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
-from services.sampler.domain.residency import ResidentVersion
-from services.sampler.ports import SamplerEngine, Synced, WeightSource
+from twinkle_services.sampler.application.followers import Follower, Followers
+from twinkle_services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
+from twinkle_services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.ports import SamplerEngine, Synced, WeightSource
 
 _log = structlog.get_logger('followed run')
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import structlog
 
-from services.kit.errors import DomainError
-from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
-from services.sampler.ports import FleetGateway
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
+from twinkle_services.sampler.ports import FleetGateway
 
 _log = structlog.get_logger('fleet')
 

@@ -6,14 +6,15 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, InvalidField
-from services.kit.telemetry import measures, spans
-from services.sampler.application.admission import Admission
-from services.sampler.application.versions_protocol import Versions
-from services.sampler.domain.adapter import AdapterChoice
-from services.sampler.domain.generation import (
+from twinkle.data_format import SamplingParams, StopReason
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, InvalidField
+from twinkle_services.kit.telemetry import measures, spans
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.application.versions_protocol import Versions
+from twinkle_services.sampler.domain.adapter import AdapterChoice
+from twinkle_services.sampler.domain.generation import (
     ChatPrompt,
     GenerationEvent,
     GenerationRequest,
@@ -25,10 +26,9 @@ from services.sampler.domain.generation import (
     check_fits,
     spans_of,
 )
-from services.sampler.domain.residency import ResidentVersion
-from services.sampler.domain.running_requests import RunningRequest, RunningRequests
-from services.sampler.ports import SamplerEngine
-from twinkle.data_format import SamplingParams, StopReason
+from twinkle_services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.domain.running_requests import RunningRequest, RunningRequests
+from twinkle_services.sampler.ports import SamplerEngine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from services.kit.authority import require_internal
-from services.kit.caller import Caller
-from services.kit.errors import Draining, VersionNotFound
-from services.kit.weights import Base, BytesInMemory, Frame, Header, ReceiverOptions, SegmentRef, Sender, VersionTarget
-from services.sampler.application.followers import Follower
-from services.sampler.application.versions_protocol import Versions
-from services.sampler.domain.adapter import AdapterKey, VersionKey
-from services.sampler.domain.residency import ResidentVersion
-from services.sampler.ports import Synced
 from twinkle.checkpoint_engine import PackedState
+from twinkle_services.kit.authority import require_internal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Draining, VersionNotFound
+from twinkle_services.kit.weights import (
+    Base,
+    BytesInMemory,
+    Frame,
+    Header,
+    ReceiverOptions,
+    SegmentRef,
+    Sender,
+    VersionTarget,
+)
+from twinkle_services.sampler.application.followers import Follower
+from twinkle_services.sampler.application.versions_protocol import Versions
+from twinkle_services.sampler.domain.adapter import AdapterKey, VersionKey
+from twinkle_services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.ports import Synced
 
 
 @dataclass(frozen=True, kw_only=True)

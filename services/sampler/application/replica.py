@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from services.sampler.application.admission import Admission
-from services.sampler.application.versions_protocol import Versions
-from services.sampler.domain.adapter import AdapterKey
-from services.sampler.domain.fleet import ReplicaReport
-from services.sampler.domain.generation import EngineFacts
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.application.versions_protocol import Versions
+from twinkle_services.sampler.domain.adapter import AdapterKey
+from twinkle_services.sampler.domain.fleet import ReplicaReport
+from twinkle_services.sampler.domain.generation import EngineFacts
 
 
 class Replica:

@@ -1,11 +1,11 @@
 """Lists, loads and unloads a tenant's adapter versions in this sampler's memory."""
 
-from services.kit.authority import require_scope
-from services.kit.caller import Caller
-from services.kit.paging import Page
-from services.sampler.application.versions_protocol import Versions
-from services.sampler.domain.adapter import AdapterChoice
-from services.sampler.domain.residency import ResidentVersion
+from twinkle_services.kit.authority import require_scope
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.paging import Page
+from twinkle_services.sampler.application.versions_protocol import Versions
+from twinkle_services.sampler.domain.adapter import AdapterChoice
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 
 class ResidentAdapters:

@@ -5,15 +5,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.kit.authority import require_internal
-from services.kit.caller import Caller
-from services.kit.errors import Cancelled, InvalidField
-from services.sampler.application.batch import Batch, CompletedPrompt
-from services.sampler.application.prompt_runner import PromptRun, PromptRunner, SampleRequest
-from services.sampler.domain.generation import GenerationEvent, PromptComputed, TokenForm
-from services.sampler.domain.residency import ResidentVersion
-from services.sampler.domain.running_requests import RunningRequest
-from services.sampler.ports import SamplerEngine
+from twinkle_services.kit.authority import require_internal
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Cancelled, InvalidField
+from twinkle_services.sampler.application.batch import Batch, CompletedPrompt
+from twinkle_services.sampler.application.prompt_runner import PromptRun, PromptRunner, SampleRequest
+from twinkle_services.sampler.domain.generation import GenerationEvent, PromptComputed, TokenForm
+from twinkle_services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.domain.running_requests import RunningRequest
+from twinkle_services.sampler.ports import SamplerEngine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from services.kit.caller import Caller
-from services.sampler.application.followers import Followers
-from services.sampler.domain.adapter import AdapterChoice, AdapterKey, VersionKey
-from services.sampler.domain.residency import ResidentVersion
+from twinkle_services.kit.caller import Caller
+from twinkle_services.sampler.application.followers import Followers
+from twinkle_services.sampler.domain.adapter import AdapterChoice, AdapterKey, VersionKey
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import grpc
 
-from services.kit.caller import Caller
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.status import error_from_call
-from services.kit.weights import Devices, Segments
-from services.kit.weights.wire import ReceivedState, WeightClient
-from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
-from services.sampler.ports import Synced, WeightUpdate
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, unpack_state
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.weights import Devices, Segments
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient
+from twinkle_services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
+from twinkle_services.sampler.ports import Synced, WeightUpdate
 
 
 class CheckpointClient:

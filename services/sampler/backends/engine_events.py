@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 
-from services.sampler.domain.errors import AdapterMisfit
-from services.sampler.domain.generation import (
+from twinkle.data_format import ProbeResult
+from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
+from twinkle_services.sampler.domain.errors import AdapterMisfit
+from twinkle_services.sampler.domain.generation import (
     GenerationEvent,
     GenerationRequest,
     PromptComputed,
     SequenceFinished,
     TokensSampled,
 )
-from twinkle.data_format import ProbeResult
-from twinkle.sampler.engine import EngineEvent, PromptEvent, TokenEvent
 
 
 def events_of(event: EngineEvent, request: GenerationRequest) -> list[GenerationEvent]:

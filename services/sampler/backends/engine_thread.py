@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from services.sampler.backends.mailbox import Mailbox
-from services.sampler.domain.errors import EngineFailed
 from twinkle.data_format import SamplingParams
 from twinkle.sampler.engine import EngineAdapter, EngineEvent, SamplerEngine, SequenceSoFar, TokenEvent
+from twinkle_services.sampler.backends.mailbox import Mailbox
+from twinkle_services.sampler.domain.errors import EngineFailed
 
 _Result = TypeVar('_Result')
 _log = structlog.get_logger('engine')

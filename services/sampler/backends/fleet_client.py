@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 from google.protobuf import duration_pb2
 
-from services.kit.rpc.fields import duration_from_proto
-from services.kit.rpc.status import error_from_call
-from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
-from services.sampler.domain.generation import EngineLoad
-from services.sampler.domain.residency import ResidentVersion
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle.api.sampler.v1 import engine_pb2
+from twinkle_services.kit.rpc.fields import duration_from_proto
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
+from twinkle_services.sampler.domain.generation import EngineLoad
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 _MIN_LEASE, _MAX_LEASE = timedelta(milliseconds=10), timedelta(days=1)
 """Bounds of the lease interval that a gateway may set."""

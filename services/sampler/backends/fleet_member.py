@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from services.kit.rpc.server import RpcServer
-from services.sampler.application.membership import Membership
-from services.sampler.application.replica import Replica
+from twinkle_services.kit.rpc.server import RpcServer
+from twinkle_services.sampler.application.membership import Membership
+from twinkle_services.sampler.application.replica import Replica
 
 
 class FleetMember:

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from services.sampler.domain.errors import EngineFailed
 from twinkle.sampler.engine import EngineEvent
+from twinkle_services.sampler.domain.errors import EngineFailed
 
 
 class Mailbox:

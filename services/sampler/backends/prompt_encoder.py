@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from services.kit.errors import InvalidField
-from services.sampler.domain.errors import ContextExceeded
-from services.sampler.domain.generation import ChatPrompt, EngineFacts, Prompt, TokenForm, TokenPrompt
 from twinkle.hub import resolve_tokenizer
 from twinkle.template import ChatTokenizer, ExampleTooLong, InvalidTrajectory, Template, TemplateError
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.errors import ContextExceeded
+from twinkle_services.sampler.domain.generation import ChatPrompt, EngineFacts, Prompt, TokenForm, TokenPrompt
 
 
 class PromptEncoder:

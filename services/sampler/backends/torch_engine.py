@@ -8,25 +8,6 @@ from typing import Any
 
 import structlog
 
-from services.kit import failpoints
-from services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
-from services.sampler.backends.engine_events import events_of
-from services.sampler.backends.engine_thread import EngineThread
-from services.sampler.backends.mailbox import Mailbox
-from services.sampler.backends.prompt_encoder import PromptEncoder
-from services.sampler.domain.adapter import AdapterWeights, VersionKey
-from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineInUse
-from services.sampler.domain.generation import (
-    EngineFacts,
-    EngineLoad,
-    GenerationEvent,
-    GenerationRequest,
-    Prompt,
-    SequenceFinished,
-    SleepLevel,
-    TokenForm,
-    TokenPrompt,
-)
 from twinkle.data_format import LoraConfig, StructuredOutput
 from twinkle.nn import LoraWeights, PackedCausalLM, device_memory, replace_parameters, tensor_of
 from twinkle.patch import apply_patches
@@ -36,6 +17,25 @@ from twinkle.sampler.engine import (
     EngineConfig,
     SamplerEngine,
     SequenceSoFar,
+)
+from twinkle_services.kit import failpoints
+from twinkle_services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
+from twinkle_services.sampler.backends.engine_events import events_of
+from twinkle_services.sampler.backends.engine_thread import EngineThread
+from twinkle_services.sampler.backends.mailbox import Mailbox
+from twinkle_services.sampler.backends.prompt_encoder import PromptEncoder
+from twinkle_services.sampler.domain.adapter import AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineInUse
+from twinkle_services.sampler.domain.generation import (
+    EngineFacts,
+    EngineLoad,
+    GenerationEvent,
+    GenerationRequest,
+    Prompt,
+    SequenceFinished,
+    SleepLevel,
+    TokenForm,
+    TokenPrompt,
 )
 
 _log = structlog.get_logger('engine')

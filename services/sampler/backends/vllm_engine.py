@@ -8,13 +8,18 @@ from typing import Any
 
 import structlog
 
-from services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
-from services.sampler.backends.engine_events import events_of
-from services.sampler.backends.prompt_encoder import PromptEncoder
-from services.sampler.backends.worker_memory import WorkerMemory
-from services.sampler.domain.adapter import AdapterWeights, VersionKey
-from services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineFailed, EngineInUse
-from services.sampler.domain.generation import (
+from twinkle.data_format import StructuredOutput
+from twinkle.sampler import errors as library
+from twinkle.sampler.engine import SequenceSoFar
+from twinkle.sampler.vllm import AdapterSource, VllmAdapter, VllmRequest
+from twinkle.sampler.vllm import VllmEngine as LibraryEngine
+from twinkle_services.kit.errors import InvalidField, NotSupportedHere, VersionNotFound
+from twinkle_services.sampler.backends.engine_events import events_of
+from twinkle_services.sampler.backends.prompt_encoder import PromptEncoder
+from twinkle_services.sampler.backends.worker_memory import WorkerMemory
+from twinkle_services.sampler.domain.adapter import AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit, ContextExceeded, EngineFailed, EngineInUse
+from twinkle_services.sampler.domain.generation import (
     EngineFacts,
     EngineLoad,
     GenerationEvent,
@@ -24,11 +29,6 @@ from services.sampler.domain.generation import (
     TokenForm,
     TokenPrompt,
 )
-from twinkle.data_format import StructuredOutput
-from twinkle.sampler import errors as library
-from twinkle.sampler.engine import SequenceSoFar
-from twinkle.sampler.vllm import AdapterSource, VllmAdapter, VllmRequest
-from twinkle.sampler.vllm import VllmEngine as LibraryEngine
 
 _log = structlog.get_logger('engine')
 

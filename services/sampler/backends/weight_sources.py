@@ -13,16 +13,16 @@ from datetime import timedelta
 import grpc
 import structlog
 
-from services.kit.caller import Caller
-from services.kit.errors import DomainError
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.tls import TlsConfig
-from services.kit.weights import Devices, Segments
-from services.kit.weights.wire import ReceivedState, WeightClient
-from services.sampler.backends.checkpoint_client import CheckpointClient, held_by, weights_of
-from services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
-from services.sampler.ports import Synced, WeightUpdate
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.tls import TlsConfig
+from twinkle_services.kit.weights import Devices, Segments
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient
+from twinkle_services.sampler.backends.checkpoint_client import CheckpointClient, held_by, weights_of
+from twinkle_services.sampler.domain.adapter import AdapterWeights, CheckpointFacts
+from twinkle_services.sampler.ports import Synced, WeightUpdate
 
 _log = structlog.get_logger('weights')
 

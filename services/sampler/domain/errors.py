@@ -1,8 +1,8 @@
-"""Errors that only the sampler raises. Shared errors are in `services.kit.errors`."""
+"""Errors that only the sampler raises. Shared errors are in `twinkle_services.kit.errors`."""
 
 from datetime import timedelta
 
-from services.kit.errors import (
+from twinkle_services.kit.errors import (
     AlreadyExists,
     Disposition,
     FailedPrecondition,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from services.sampler.domain.generation import EngineLoad
-from services.sampler.domain.residency import ResidentVersion
+from twinkle_services.sampler.domain.generation import EngineLoad
+from twinkle_services.sampler.domain.residency import ResidentVersion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.kit.errors import InvalidField
-from services.sampler.domain.adapter import VersionKey
-from services.sampler.domain.errors import ContextExceeded
 from twinkle.data_format import InvalidProbe, ProbeResult, SamplingParams, StopReason, Trajectory, VersionSpan
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.adapter import VersionKey
+from twinkle_services.sampler.domain.errors import ContextExceeded
 
 MAX_EXPERT_BYTES = 256 << 20
 """Maximum size in bytes of the expert indices that one prompt may return, which stay in memory until its sequences

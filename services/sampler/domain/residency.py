@@ -5,7 +5,7 @@ This module only records which versions are resident. Its caller loads and unloa
 
 from dataclasses import dataclass
 
-from services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.adapter import AdapterKey, AdapterWeights, VersionKey
 
 
 @dataclass(kw_only=True)

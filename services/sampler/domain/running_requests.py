@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from services.sampler.domain.errors import RequestIdTaken, RequestNotFound
+from twinkle_services.sampler.domain.errors import RequestIdTaken, RequestNotFound
 
 
 @dataclass(eq=False, kw_only=True)

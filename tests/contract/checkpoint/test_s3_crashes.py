@@ -11,11 +11,11 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.s3_server import S3Server
-from services.checkpoint.backends.disk import RemoteDisk, open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.domain import AdapterKey, AdapterVersion, VersionKey
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, iter_chunks
+from twinkle_services.checkpoint.backends.disk import RemoteDisk, open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, VersionKey
+from twinkle_services.kit.worker import Threads
 
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 OLD, NEW = make_state(1, is_trainer_included=True), make_state(2)

@@ -13,12 +13,13 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.s3_server import S3Server
-from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.backends.memory_store import MemoryStore
-from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.segment_cache import SegmentCache
-from services.checkpoint.domain import (
+from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks, unpack_state
+from twinkle_services.checkpoint.backends.disk import open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.backends.memory_store import MemoryStore
+from twinkle_services.checkpoint.backends.memory_tier import MemoryTier
+from twinkle_services.checkpoint.backends.segment_cache import SegmentCache
+from twinkle_services.checkpoint.domain import (
     AdapterKey,
     AdapterVersion,
     Checkpoint,
@@ -27,8 +28,8 @@ from services.checkpoint.domain import (
     NewestMark,
     VersionKey,
 )
-from services.checkpoint.ports import ByteSource, StateStore
-from services.kit.errors import (
+from twinkle_services.checkpoint.ports import ByteSource, StateStore
+from twinkle_services.kit.errors import (
     CheckpointNotFound,
     ChunkCorrupt,
     DigestMismatch,
@@ -36,9 +37,8 @@ from services.kit.errors import (
     StreamOutOfOrder,
     VersionNotFound,
 )
-from services.kit.weights import Segments
-from services.kit.worker import Threads
-from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks, unpack_state
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.worker import Threads
 
 ADAPTER = AdapterKey('te/nant', 'ad-1')
 VERSION = VersionKey(ADAPTER, 1)

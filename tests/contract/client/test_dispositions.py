@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from services.kit.errors import Code, Disposition, DomainError, disposition_by_code
-from services.kit.rpc.status import DISPOSITION_KEY, error_from_status, status_from_error
 from twinkle.api.error.v1 import disposition_pb2
 from twinkle_client import errors as client
+from twinkle_services.kit.errors import Code, Disposition, DomainError, disposition_by_code
+from twinkle_services.kit.rpc.status import DISPOSITION_KEY, error_from_status, status_from_error
 
 CONTRACT = Path(__file__).parents[3] / 'protos/twinkle/api/error/v1/disposition.proto'
 CODES = sorted(Code)

@@ -14,13 +14,13 @@ from fixtures.gateway_stores import (
     MemorySessionStore,
     MemoryTenantStore,
 )
-from services.gateway.catalogue.ports import CheckpointStore, RunStore
-from services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from services.gateway.keys.ports import KeyStore, ProjectStore, TenantStore
-from services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
-from services.gateway.sessions.ports import SessionStore
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.catalogue.ports import CheckpointStore, RunStore
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from twinkle_services.gateway.keys.ports import KeyStore, ProjectStore, TenantStore
+from twinkle_services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
+from twinkle_services.gateway.sessions.ports import SessionStore
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.database import Database
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from services.gateway.keys.rules import Tenant
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.store.database import Database
-from services.kit.clock import FakeClock
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import FakeClock
 
 ROUNDS = 80
 """Number of moments at which a caller is cancelled, in iterations of the event loop."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fixtures.gateway_entries import CHECKPOINT, RUN, START
-from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
-from services.gateway.paging import Page
+from twinkle_services.gateway.catalogue.rules import CheckpointFilter, RunFilter
+from twinkle_services.gateway.paging import Page
 
 ALL = Page(size=100)
 NAMES = ['team', 'a"b', "it's", '$.x', 'ü\\', '%', '']

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.exports.sql import SqlExportStore
-from services.gateway.store.database import Database
-from services.kit.errors import QuotaExceeded
+from twinkle_services.gateway.exports.rules import Export, ExportState
+from twinkle_services.gateway.exports.sql import SqlExportStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.errors import QuotaExceeded
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 LEASE = timedelta(seconds=30)

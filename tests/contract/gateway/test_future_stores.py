@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import insert
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
-from services.gateway.errors import PositionMissing
-from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.rules import Future, FutureRequest, FutureState, FutureTaken, future_id_of_name
-from services.gateway.futures.sql import GatewayRow, SqlFutureStore
-from services.gateway.store.database import Database
-from services.kit.errors import DiskFull, InvalidField, QueueFull, ServiceUnreachable
+from twinkle_services.gateway.errors import PositionMissing
+from twinkle_services.gateway.futures.payloads import PayloadFiles
+from twinkle_services.gateway.futures.rules import Future, FutureRequest, FutureState, FutureTaken, future_id_of_name
+from twinkle_services.gateway.futures.sql import GatewayRow, SqlFutureStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.errors import DiskFull, InvalidField, QueueFull, ServiceUnreachable
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.sampling.rules import SamplingHandle
-from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.store.database import Database
 
 START = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 HANDLE = SamplingHandle(

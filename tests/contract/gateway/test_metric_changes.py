@@ -12,12 +12,12 @@ import pytest
 
 from fixtures.gateway_entries import RUN, START
 from fixtures.metric_store import MemoryMetricStore
-from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import TenantMetricsFull
-from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, Series
-from services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
+from twinkle_services.gateway.errors import TenantMetricsFull
+from twinkle_services.gateway.metrics.ports import MetricStore
+from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, Series
+from twinkle_services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
+from twinkle_services.gateway.store.database import Database
 
 RUN_1 = ('alice', 'ad-1')
 UNLIMITED = PointLimits(per_run=10**6)

@@ -14,12 +14,20 @@ from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
 from fixtures.metric_store import MemoryMetricStore
-from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import MetricsFull, RunDataDamaged
-from services.gateway.metrics.ports import MetricStore
-from services.gateway.metrics.rules import MAX_LISTED, MAX_NAMES, MAX_STEP, MetricFilter, Point, PointLimits, Report
-from services.gateway.metrics.sql import MetricChunkRow, SqlEndedMetrics, SqlMetricStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
+from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged
+from twinkle_services.gateway.metrics.ports import MetricStore
+from twinkle_services.gateway.metrics.rules import (
+    MAX_LISTED,
+    MAX_NAMES,
+    MAX_STEP,
+    MetricFilter,
+    Point,
+    PointLimits,
+    Report,
+)
+from twinkle_services.gateway.metrics.sql import MetricChunkRow, SqlEndedMetrics, SqlMetricStore
+from twinkle_services.gateway.store.database import Database
 
 LATER = START + timedelta(days=1)
 VALUES = [0.0, -0.0, 1.5, -2.25, 1e300, 5e-324, math.inf, -math.inf, math.nan]

@@ -9,22 +9,22 @@ import pytest
 
 from fixtures import gateway_entries
 from fixtures.gateway_entries import CHECKPOINT, SESSION
-from services.gateway.catalogue.follow import KEPT_FOR, Purge
-from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
-from services.gateway.catalogue.sql import SqlBrowser, SqlCheckpointStore, SqlEndedRows, SqlRunStore
-from services.gateway.keys.rules import Tenant
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.paging import Page, Slice
-from services.gateway.quotas.rules import Reading, UsageBatch, Work
-from services.gateway.quotas.sql import SqlEndedUsage, SqlUsageStore
-from services.gateway.sampling.rules import SamplingHandle
-from services.gateway.sampling.sql import SqlHandleStore
-from services.gateway.sessions.rules import FinishReason, SessionState
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.store.base import DELETED_AT_ONCE
-from services.gateway.store.database import Database
-from services.kit.clock import FakeClock
-from services.kit.errors import ServiceUnreachable
+from twinkle_services.gateway.catalogue.follow import KEPT_FOR, Purge
+from twinkle_services.gateway.catalogue.rules import CheckpointFilter, RunFilter
+from twinkle_services.gateway.catalogue.sql import SqlBrowser, SqlCheckpointStore, SqlEndedRows, SqlRunStore
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.paging import Page, Slice
+from twinkle_services.gateway.quotas.rules import Reading, UsageBatch, Work
+from twinkle_services.gateway.quotas.sql import SqlEndedUsage, SqlUsageStore
+from twinkle_services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.sessions.rules import FinishReason, SessionState
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.base import DELETED_AT_ONCE
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import ServiceUnreachable
 
 START = gateway_entries.START.replace(minute=0, second=0, microsecond=0)
 """Start of an hour, because usage is stored by the hour."""

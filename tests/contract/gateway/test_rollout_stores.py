@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
-from services.gateway.catalogue.sql import SqlRunStore
-from services.gateway.errors import RolloutsTooLarge, RunDataDamaged
-from services.gateway.rollouts.packing import GROUP_BYTES, merge_all, pack, pack_all
-from services.gateway.rollouts.rules import (
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
+from twinkle_services.gateway.errors import RolloutsTooLarge, RunDataDamaged
+from twinkle_services.gateway.rollouts.packing import GROUP_BYTES, merge_all, pack, pack_all
+from twinkle_services.gateway.rollouts.rules import (
     LISTED_BYTES,
     MAX_CHANGED_BYTES,
     GroupKey,
@@ -23,8 +23,8 @@ from services.gateway.rollouts.rules import (
     RolloutPage,
     RolloutSummary,
 )
-from services.gateway.rollouts.sql import RolloutGroupRow, SqlEndedRollouts, SqlRolloutStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.rollouts.sql import RolloutGroupRow, SqlEndedRollouts, SqlRolloutStore
+from twinkle_services.gateway.store.database import Database
 
 LATER = START + timedelta(days=1)
 ALICE = ('alice', 'ad-1')

@@ -8,18 +8,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
-import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
-from services.gateway.errors import TenantMetricsFull
-from services.gateway.keys.rules import Tenant
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report
-from services.gateway.metrics.sql import SqlMetricStore
-from services.gateway.store.base import Base
-from services.gateway.store.database import Database
-from services.gateway.store.migrations import SchemaNotSupported
-from services.kit import sqlite_seals
-from services.kit.clock import FakeClock
-from services.kit.errors import InvalidField
+import twinkle_services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
+from twinkle_services.gateway.errors import TenantMetricsFull
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
+from twinkle_services.gateway.store.base import Base
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.gateway.store.migrations import SchemaNotSupported
+from twinkle_services.kit import sqlite_seals
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import InvalidField
 
 
 def _differences(connection: Connection) -> list[Any]:

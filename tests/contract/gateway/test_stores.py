@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fixtures.gateway_entries import CHECKPOINT, RUN, SESSION, START
-from services.gateway.catalogue.rules import CheckpointFilter, RunFilter
-from services.gateway.credentials import Scope
-from services.gateway.errors import KeyEnded, SessionFinished
-from services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
-from services.gateway.paging import Cursor, Page
-from services.gateway.sessions.rules import FinishReason, SessionState
+from twinkle_services.gateway.catalogue.rules import CheckpointFilter, RunFilter
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.errors import KeyEnded, SessionFinished
+from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
+from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.sessions.rules import FinishReason, SessionState
 
 ALL = Page(size=100)
 ALICE = Tenant(tenant_id='alice', display_name='Alice', create_time=START)

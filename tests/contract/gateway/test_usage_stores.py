@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.catalogue.rules import Checkpoint
-from services.gateway.catalogue.sql import SqlCheckpointStore
-from services.gateway.keys.rules import Tenant
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.metrics.rules import Point, PointLimits
-from services.gateway.metrics.sql import SqlMetricStore
-from services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work
-from services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.catalogue.rules import Checkpoint
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.metrics.rules import Point, PointLimits
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
+from twinkle_services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work
+from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
+from twinkle_services.gateway.store.database import Database
 
 START = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)
 FULL = Quota(

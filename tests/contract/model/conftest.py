@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.fake_trainer import FakeTrainer
-from services.model.backends.group import GroupBackend, LoadOptions
-from services.model.ports import TrainerBackend
+from twinkle_services.model.backends.group import GroupBackend, LoadOptions
+from twinkle_services.model.ports import TrainerBackend
 
 
 @pytest.fixture(params=['fake', 'local'])

@@ -9,15 +9,15 @@ import pytest
 
 from fixtures.data_service import ENCODE, chat, chats, ints_of, serving_data, set_template
 from fixtures.fake_batches import FakeBatches, FakeLoader
-from services.kit.caller import Caller
-from services.kit.errors import Code, DomainError, InvalidField
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.model.backends.data_client import DataClient
-from services.model.domain.errors import LoaderAtEnd
-from services.model.domain.loader_batch import BatchReference, BatchSource, LoaderCursor
 from twinkle.api.data.v1.input_feature_pb2 import FeatureBatch
 from twinkle.data_format import InputFeature
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Code, DomainError, InvalidField
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.model.backends.data_client import DataClient
+from twinkle_services.model.domain.errors import LoaderAtEnd
+from twinkle_services.model.domain.loader_batch import BatchReference, BatchSource, LoaderCursor
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train', 'data'}))
 BOB = Caller(tenant_id='bob', scopes=frozenset({'train', 'data'}))

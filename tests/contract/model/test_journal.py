@@ -8,14 +8,14 @@ import pytest
 
 from fixtures import journals
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, state_of, step_operation, step_result
-from services.kit.errors import AdapterNotFound, Code, DomainError
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.adapter import ExpiredAdapter
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import AdapterDamaged, LossNotFinite
-from services.model.domain.journal import Snapshot
-from services.model.domain.result import PublishResult
-from services.model.ports import Journal
+from twinkle_services.kit.errors import AdapterNotFound, Code, DomainError
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.adapter import ExpiredAdapter
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import AdapterDamaged, LossNotFinite
+from twinkle_services.model.domain.journal import Snapshot
+from twinkle_services.model.domain.result import PublishResult
+from twinkle_services.model.ports import Journal
 
 Reopen = Callable[[], Awaitable[Journal]]
 """Returns the journal as the next process would open it."""

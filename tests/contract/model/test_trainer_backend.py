@@ -16,10 +16,11 @@ from fixtures.trainer_batches import (
     run_to_end,
     train_alone,
 )
-from services.kit.errors import AdapterNotFound, DomainError, InvalidField
-from services.model.domain.engine import AdapterState, BatchPart, VerbRun
-from services.model.domain.errors import AdapterNotReady, ReplicaLeased
-from services.model.domain.operation import (
+from twinkle.data_format import ForwardResult, LoraConfig, StepResult
+from twinkle_services.kit.errors import AdapterNotFound, DomainError, InvalidField
+from twinkle_services.model.domain.engine import AdapterState, BatchPart, VerbRun
+from twinkle_services.model.domain.errors import AdapterNotReady, ReplicaLeased
+from twinkle_services.model.domain.operation import (
     Backward,
     CalculateMetric,
     ClipGradAndStep,
@@ -31,9 +32,8 @@ from services.model.domain.operation import (
     Step,
     ZeroGrad,
 )
-from services.model.domain.result import LoadResult, MetricResult
-from services.model.domain.training_config import Component, TrainingConfig
-from twinkle.data_format import ForwardResult, LoraConfig, StepResult
+from twinkle_services.model.domain.result import LoadResult, MetricResult
+from twinkle_services.model.domain.training_config import Component, TrainingConfig
 
 
 async def test_facts_name_one_trainable_model(backend):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fixtures.model_service import draw_example
-from services.kit.errors import InvalidField, UnknownComponent
-from services.model.domain.engine import BatchPart, VerbRun
-from services.model.domain.operation import ClipGradAndStep, ForwardBackward, ForwardOnly, Step
-from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.errors import InvalidField, UnknownComponent
+from twinkle_services.model.domain.engine import BatchPart, VerbRun
+from twinkle_services.model.domain.operation import ClipGradAndStep, ForwardBackward, ForwardOnly, Step
+from twinkle_services.model.domain.training_config import LossChoice, TrainingConfig
 
 BATCHES = {'a': [draw_example(20, 1), draw_example(9, 2)], 'b': [draw_example(17, 3)]}
 LORA = {'a': LoraConfig(r=2, seed=1), 'b': LoraConfig(r=4, seed=2, lora_dropout=0.5)}

@@ -4,10 +4,10 @@ import pytest
 
 from fixtures.model_service import draw_example
 from fixtures.trainer_batches import FULLY_MASKED, LORA, assert_same_forward, train, train_alone
-from services.kit.errors import InvalidField
-from services.model.domain.engine import BatchPart, UnfinishedVerb
-from services.model.domain.operation import ForwardBackward, ForwardOnly
-from services.model.domain.training_config import TrainingConfig
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.domain.engine import BatchPart, UnfinishedVerb
+from twinkle_services.model.domain.operation import ForwardBackward, ForwardOnly
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 LONG = [draw_example(length, seed=length) for length in (30, 50, 31, 64, 40, 20, 60, 55)]
 """A batch that takes several passes on each backend."""

@@ -10,14 +10,14 @@ import pytest
 
 from fixtures import checkpoint_service
 from fixtures.fake_store import FakeStore
-from services.kit.errors import Code, DomainError, InvalidField
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Segments
-from services.model.backends.checkpoint_client import CheckpointClient
-from services.model.domain.engine import AdapterState
-from services.model.domain.operation import Save
-from services.model.ports import WeightStore
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.errors import Code, DomainError, InvalidField
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Segments
+from twinkle_services.model.backends.checkpoint_client import CheckpointClient
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.operation import Save
+from twinkle_services.model.ports import WeightStore
 
 NAME = 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
 STATE = AdapterState(

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from services.kit.errors import Code, DomainError
-from services.model.domain.sequence import is_refusal, outcome_disposition
 from twinkle.data_format.streams import EXTRA_STREAMS
+from twinkle_services.kit.errors import Code, DomainError
+from twinkle_services.model.domain.sequence import is_refusal, outcome_disposition
 
 PROTOS = Path(__file__).parents[3] / 'protos/twinkle/api'
 

@@ -13,8 +13,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
 from fixtures.source_tree import ROOT
-from services.kit.errors import ChunkCorrupt, DomainError, InvalidField, QueueFull, QuotaExceeded
-from services.kit.rpc.status import status_from_error
+from twinkle_services.kit.errors import ChunkCorrupt, DomainError, InvalidField, QueueFull, QuotaExceeded
+from twinkle_services.kit.rpc.status import status_from_error
 
 BUF = Path(sys.executable).parent / 'buf'
 RECORDER = """

@@ -10,7 +10,7 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.sampled import ONE, TWO, lora_weights
 from fixtures.sampler_engines import Loan, make_torch_engine, make_vllm_engine
 from fixtures.whole_models import whole_weights
-from services.sampler.ports import SamplerEngine
+from twinkle_services.sampler.ports import SamplerEngine
 
 
 @pytest_asyncio.fixture(loop_scope='session')

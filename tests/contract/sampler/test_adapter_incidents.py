@@ -13,11 +13,11 @@ from fixtures.sampled import LORA, ONE, TWO, lora_tensors, lora_weights
 from fixtures.sampler_engines import VLLM_SLOTS
 from fixtures.sampler_service import FakeWeightSource
 from fixtures.tiers import mostly_slow
-from services.kit.caller import Caller
-from services.sampler.application.adapter_versions import AdapterVersions
-from services.sampler.application.versions_protocol import Retention
-from services.sampler.domain.adapter import AdapterChoice, AdapterWeights, VersionKey
 from twinkle.data_format import TensorData
+from twinkle_services.kit.caller import Caller
+from twinkle_services.sampler.application.adapter_versions import AdapterVersions
+from twinkle_services.sampler.application.versions_protocol import Retention
+from twinkle_services.sampler.domain.adapter import AdapterChoice, AdapterWeights, VersionKey
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

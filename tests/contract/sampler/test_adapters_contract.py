@@ -13,10 +13,10 @@ from fixtures.sampled import LORA, ONE, TWO, lora_weights
 from fixtures.sampler_engines import VLLM_SLOTS
 from fixtures.tiny_model import HIDDEN, VOCAB_SIZE
 from fixtures.tiny_oracle import TinyOracle
-from services.kit.errors import VersionNotFound
-from services.sampler.domain.adapter import AdapterWeights, VersionKey
-from services.sampler.domain.errors import AdapterMisfit
 from twinkle.data_format import LoraConfig, PromptProbe, TensorData
+from twinkle_services.kit.errors import VersionNotFound
+from twinkle_services.sampler.domain.adapter import AdapterWeights, VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

@@ -10,7 +10,7 @@ from fixtures.engine_requests import make_request, run, score
 from fixtures.sampled import ONE, Sampled, lora_weights
 from fixtures.tiny_oracle import TinyOracle
 from fixtures.whole_models import whole_weights
-from services.sampler.domain.errors import AdapterMisfit, EngineInUse
+from twinkle_services.sampler.domain.errors import AdapterMisfit, EngineInUse
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

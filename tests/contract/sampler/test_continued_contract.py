@@ -4,10 +4,10 @@ import pytest
 
 from fixtures.engine_requests import collect, cut_after, events_of, make_request, run, sampled_logprobs
 from fixtures.sampled import ONE, Sampled
-from services.kit.errors import InvalidField
-from services.sampler.domain.generation import GenerationRequest, SequenceSoFar
-from services.sampler.ports import SamplerEngine
 from twinkle.data_format import StopReason
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.generation import GenerationRequest, SequenceSoFar
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

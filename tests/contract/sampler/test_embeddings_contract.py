@@ -8,10 +8,10 @@ import pytest
 from fixtures.engine_requests import PROMPT, make_request, run
 from fixtures.sampled import ONE, TWO, Sampled, lora_weights
 from fixtures.tiny_oracle import TinyOracle
-from services.sampler.domain.adapter import VersionKey
-from services.sampler.domain.errors import AdapterMisfit
-from services.sampler.ports import SamplerEngine
 from twinkle.data_format import PromptProbe, TensorData
+from twinkle_services.sampler.domain.adapter import VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

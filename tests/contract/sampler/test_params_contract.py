@@ -8,9 +8,9 @@ import pytest
 
 from fixtures.engine_requests import make_request, run
 from fixtures.sampled import ONE
-from services.kit.errors import InvalidField, NotSupportedHere
-from services.sampler.domain.generation import SleepLevel
 from twinkle.data_format import StopReason, StructuredOutput
+from twinkle_services.kit.errors import InvalidField, NotSupportedHere
+from twinkle_services.sampler.domain.generation import SleepLevel
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

@@ -5,8 +5,8 @@ import pytest
 
 from fixtures.engine_requests import make_request, run, sampled_logprobs, settle
 from fixtures.sampled import ONE, TWO, Sampled, lora_weights
-from services.sampler.domain.adapter import VersionKey
-from services.sampler.ports import SamplerEngine
+from twinkle_services.sampler.domain.adapter import VersionKey
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

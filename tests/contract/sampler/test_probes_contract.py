@@ -10,11 +10,11 @@ from fixtures.engine_requests import PROMPT, events_of, make_request, run, settl
 from fixtures.sampled import ONE, TWO, Sampled, lora_tensors, lora_weights
 from fixtures.tiers import mostly_slow
 from fixtures.tiny_oracle import TinyOracle
-from services.kit.errors import InvalidField
-from services.sampler.domain.adapter import VersionKey
-from services.sampler.domain.generation import SequenceFinished
-from services.sampler.ports import SamplerEngine
 from twinkle.data_format import PromptProbe, StopReason, TensorData
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.adapter import VersionKey
+from twinkle_services.sampler.domain.generation import SequenceFinished
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

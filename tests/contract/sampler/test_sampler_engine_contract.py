@@ -8,11 +8,17 @@ import pytest
 
 from fixtures.engine_requests import PROMPT, make_request, run, sampled_logprobs, settle
 from fixtures.sampled import ONE, TWO, Sampled, lora_weights
-from services.kit.errors import InvalidField
-from services.sampler.domain.adapter import VersionKey
-from services.sampler.domain.errors import AdapterMisfit, ContextExceeded
-from services.sampler.domain.generation import ChatPrompt, PromptComputed, TextPrompt, TokenPrompt, TokensSampled
 from twinkle.data_format import StopReason, TensorData
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.adapter import VersionKey
+from twinkle_services.sampler.domain.errors import AdapterMisfit, ContextExceeded
+from twinkle_services.sampler.domain.generation import (
+    ChatPrompt,
+    PromptComputed,
+    TextPrompt,
+    TokenPrompt,
+    TokensSampled,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope='session')
 

@@ -13,7 +13,7 @@ from fixtures.openai_gateway import RUN, openai_gateway
 from fixtures.openai_tools import last_chat
 from fixtures.running_gateway import ADMIN_KEY
 from fixtures.scripted_engine import ScriptedEngine
-from services.sampler.domain.generation import GenerationEvent, GenerationRequest
+from twinkle_services.sampler.domain.generation import GenerationEvent, GenerationRequest
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -20,10 +20,10 @@ from docs.site.calls import ExampleCalls, methods_of
 from docs.site.contracts import Contract, read_contracts
 from fixtures.documented import DOCUMENTED_MODEL
 from fixtures.source_tree import ROOT
-from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle_client import TwinkleClient
 from twinkle_client.administration import KeyAdministration
 from twinkle_client.stack import StackState
+from twinkle_services.gateway.credentials import Access, Scope, requirement_of
 
 pytestmark = pytest.mark.timeout(300)
 OTHER_CODES: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fixtures.faulty_cluster import ACTOR, NODE
 from fixtures.faulty_mesh import LAUNCHER, RankKill
 from fixtures.faulty_service import Kill
-from services.kit.failpoints import FAILPOINTS
+from twinkle_services.kit.failpoints import FAILPOINTS
 
 SEEDS_PER_ROUND = 10
 """Number of seeds that share one service."""

@@ -79,7 +79,7 @@ def _restarting(stack: StackState) -> Iterator[Callable[[], None]]:
         command = [
             sys.executable,
             '-m',
-            'services.model',
+            'twinkle_services.model',
             '--config',
             str(config),
             '--set',

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from e2e.faults.transfers import SEEDS_PER_CYCLE, TransferHarness
-from services.kit.failpoints import TRANSFER_FAILPOINTS
+from twinkle_services.kit.failpoints import TRANSFER_FAILPOINTS
 
 
 @pytest.mark.slow

@@ -18,13 +18,13 @@ from fixtures.checkpoint_service import ALICE
 from fixtures.faulty_service import free_port
 from fixtures.faulty_weights import FaultyWeights, Peer
 from fixtures.weight_peers import ADAPTER_ID, Arrival, PublishRequest, weights_of
-from services.kit.errors import DomainError
-from services.kit.failpoints import TRANSFER_FAILPOINTS
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Segments
-from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import state_digest
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import TRANSFER_FAILPOINTS
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 _SEED_LIMIT_SECONDS = 120
 """Time limit for a seed; a transfer that exceeds the limit hangs."""

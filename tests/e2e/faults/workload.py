@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.struct_pb2 import Struct
 
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2
 from twinkle.data_format import IGNORE_INDEX
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 TENANTS = ('alice', 'bob')
 """Names of the tenants. The adapters of a seed belong to the tenants in turn."""

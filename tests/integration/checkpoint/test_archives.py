@@ -10,12 +10,12 @@ import pytest
 from blake3 import blake3
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc, weights_pb2
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.rpc.context import acting_for
 
 PATH = 'twinkle://ad-1/weights/best'
 MIB = 1 << 20

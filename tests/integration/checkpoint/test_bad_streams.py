@@ -18,10 +18,10 @@ from fixtures.checkpoint_service import (
     stream_of,
     until,
 )
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import chunk_from_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.checkpoint_engine import chunk_checksum
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import chunk_from_proto
 
 
 @pytest.fixture

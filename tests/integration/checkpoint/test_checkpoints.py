@@ -12,9 +12,6 @@ import pytest
 from google.protobuf import duration_pb2
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving, stream_of
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.kit.clock import FakeClock
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grpc, weights_pb2
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.checkpoint_engine import (
@@ -22,6 +19,9 @@ from twinkle.checkpoint_engine import (
     read_peft_folder,
     unpack_state,
 )
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.rpc.context import acting_for
 
 ALICE_CALLS = as_tenant('alice')
 MIB = 1 << 20

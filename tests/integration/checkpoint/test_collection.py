@@ -13,12 +13,12 @@ from google.protobuf import duration_pb2
 
 from fixtures.checkpoint_service import ALICE, Running, failure_of, make_state, publish_frames, serving, stream_of
 from fixtures.disk_faults import refusing
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.checkpoint.application.versions import Versions
-from services.kit.clock import FakeClock
-from services.kit.paging import Page
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import version_service_pb2, weight_stream_service_pb2, weights_pb2
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.checkpoint.application.versions import Versions
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.paging import Page
+from twinkle_services.kit.rpc.context import acting_for
 
 IDLE = timedelta(days=10)
 

@@ -10,12 +10,6 @@ from structlog.testing import capture_logs
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving
 from fixtures.damage import apply, damages_of
-from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.domain import AdapterKey, NewestMark
-from services.kit.errors import DomainError
-from services.kit.rpc.context import acting_for
-from services.kit.store_threads import StoreThreads
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2_grpc,
@@ -24,6 +18,12 @@ from twinkle.api.checkpoint.v1 import (
     weight_stream_service_pb2,
     weights_pb2,
 )
+from twinkle_services.checkpoint.backends.disk import open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.domain import AdapterKey, NewestMark
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.store_threads import StoreThreads
 
 PATH = 'twinkle://ad-1/weights/best'
 STATE = make_state(1, is_trainer_included=True)

@@ -25,14 +25,14 @@ from fixtures.checkpoint_service import (
     stream_of,
 )
 from fixtures.faulty_service import free_port
-from services.checkpoint.config import CheckpointConfig
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Devices, DevicesConfig, DeviceTransfer, Encoding, Segments, open_devices
-from services.kit.weights.wire import ReceivedState, WeightClient
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import Rendezvous
 from twinkle.checkpoint_engine.group_transports import GlooTransport
+from twinkle_services.checkpoint.config import CheckpointConfig
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Devices, DevicesConfig, DeviceTransfer, Encoding, Segments, open_devices
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient
 
 GLOO = {'names': ['gloo'], 'min_bytes': 1, 'timeout_seconds': 60.0}
 

@@ -14,11 +14,11 @@ from safetensors.numpy import save
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, serving, stream_of
 from fixtures.tiny_model import build_tiny_model
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.checkpoint_engine import iter_chunks
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 MIB = 1 << 20
 LAYER = 'model.layers.0.self_attn.q_proj'

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from fixtures.checkpoint_service import ALICE, ServiceProcess, failure_of, make_state, publish_frames, until
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import WeightClient
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, read_peft_folder
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import WeightClient
 
 SEEDS = 24
 STATE_BYTES = 1 << 20

@@ -19,16 +19,16 @@ from fixtures.checkpoint_service import (
     serving,
     stream_of,
 )
-from services.kit.errors import StoreUnavailable
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.store_threads import StoreThreads
 from twinkle.api.checkpoint.v1 import (
     version_service_pb2,
     version_service_pb2_grpc,
     weight_stream_service_pb2_grpc,
     weights_pb2,
 )
+from twinkle_services.kit.errors import StoreUnavailable
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.store_threads import StoreThreads
 
 ADAPTERS = 60
 

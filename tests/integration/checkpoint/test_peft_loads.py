@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, serving
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, weights_pb2
 from twinkle.checkpoint_engine import PackedState, pack_state
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.rpc.context import acting_for
 
 CONFIGS = {
     'plain': LoraConfig(r=4, lora_alpha=6, lora_dropout=0.1, seed=1),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import ALICE, BOB, Running, as_tenant, failure_of, make_state, serving
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.kit.clock import FakeClock
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.rpc.context import acting_for
 
 PATH = 'twinkle://ad-1/weights/best'
 STATE = make_state(1, is_trainer_included=True)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving, stream_of
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.checkpoint_engine import StateChunk, iter_chunks, read_peft_folder, unpack_state, write_peft_folder
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 ALICE_CALLS = as_tenant('alice')
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import ALICE, Running, as_tenant, failure_of, make_state, serving, until
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import version_service_pb2 as wire
+from twinkle_services.kit.rpc.context import acting_for
 
 ALICE_CALLS = as_tenant('alice')
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fixtures.checkpoint_service import ALICE, Running, make_state, publish_and_follow, serving
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Encoding, Segments
-from services.kit.weights.wire import WeightClient
 from twinkle.checkpoint_engine import PackedState, pack_state, plan_state, unpack_state
 from twinkle.data_format import TensorData
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Encoding, Segments
+from twinkle_services.kit.weights.wire import WeightClient
 
 
 @pytest.fixture

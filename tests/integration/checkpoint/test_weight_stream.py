@@ -23,13 +23,13 @@ from fixtures.checkpoint_service import (
     stream_of,
     until,
 )
-from services.checkpoint.application.versions import Versions
-from services.kit.paging import Page
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import ReceivedState, Synced
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk, StateSection, chunk_checksum, unpack_state
+from twinkle_services.checkpoint.application.versions import Versions
+from twinkle_services.kit.paging import Page
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import ReceivedState, Synced
 
 MIB = 1 << 20
 

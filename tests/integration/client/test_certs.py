@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.kit.certificates import make_certificates
 from twinkle_client.cli import app
 from twinkle_client.stack import SERVICES, ServiceState, StackOptions, StackState
 from twinkle_client.stack.certificates import renewed_certificates, tls_settings
+from twinkle_services.kit.certificates import make_certificates
 
 
 def _certs(*words: str) -> tuple[int, str]:

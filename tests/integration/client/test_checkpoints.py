@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from fixtures.checkpoint_service import Running, make_state, serving
 from fixtures.running_gateway import RunningGateway, bearer, failure_of, running_gateway
-from services.kit.weights.wire import chunk_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2_grpc
 from twinkle.checkpoint_engine import iter_chunks, read_peft_folder, unpack_state, write_peft_folder
@@ -24,6 +23,7 @@ from twinkle_client.checkpoints import CheckpointLibrary
 from twinkle_client.cli import app
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import NotFoundError, UsageError
+from twinkle_services.kit.weights.wire import chunk_to_proto
 
 MODEL = 'org/tiny'
 STATE = make_state(1, size_bytes=3 << 20)

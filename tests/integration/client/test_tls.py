@@ -11,10 +11,10 @@ import pytest
 
 from fixtures.certificates import long_ago, make_authority
 from fixtures.fake_gateway import API_KEY, FakeGateway
-from services.kit.certificates import make_certificates
 from twinkle_client import RetryableError, TwinkleClient, UsageError
 from twinkle_client.rpc.address import Address
 from twinkle_client.rpc.trust import diagnose_connection, read_authorities
+from twinkle_services.kit.certificates import make_certificates
 
 PAGES = 2
 """Number of pages, and therefore of calls, of the fake gateway's list."""

@@ -34,7 +34,7 @@ async def data_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.
     fields = {'state_dir': folder, 'address_file': address_file, 'dataset_bytes': DATASET_BYTES}
     fields['local_roots'] = json.dumps([str(folder.parent)])
     arguments = [word for name, value in fields.items() for word in ('--set', f'{name}={value}')]
-    process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.data', *arguments)
+    process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'twinkle_services.data', *arguments)
     exited = asyncio.ensure_future(process.wait())
     try:
         while not address_file.exists():

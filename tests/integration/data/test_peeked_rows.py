@@ -25,9 +25,9 @@ from fixtures.data_service import (
     upload_chunk,
     upload_header,
 )
-from services.data.application.datasets import PEEKED_BYTES
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as wire
+from twinkle_services.data.application.datasets import PEEKED_BYTES
 
 TURNS = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'two words'}]
 NAMED = rows(*({'query': 'who are you', 'response': f'{{{{NAME}}}} {number}'} for number in range(30)))

@@ -76,7 +76,7 @@ def test_missing_secret_is_refused(name: str) -> None:
 def test_images_are_unprivileged_and_checked(target: str) -> None:
     """An image runs its service as another user than root, and its health check requests the admin port."""
     service = target.partition('-')[0]
-    assert containerfile.command(target) == ['python', '-m', f'services.{service}']
+    assert containerfile.command(target) == ['python', '-m', f'twinkle_services.{service}']
     assert containerfile.inherited(target, 'USER')[-1] == '10001:10001'
     config = loaded_config(service, {**containerfile.environment(target), **_required(service)})
     host, _, port = config.admin_listen.partition(':')

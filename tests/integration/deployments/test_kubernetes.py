@@ -15,8 +15,8 @@ from fixtures import containerfile, manifests
 from fixtures.certificates import make_authority
 from fixtures.service_configs import SERVICES, config_class, loaded_config
 from fixtures.source_tree import ROOT
-from services.kit.config import ServiceConfig
-from services.kit.telemetry import measures
+from twinkle_services.kit.config import ServiceConfig
+from twinkle_services.kit.telemetry import measures
 
 FOLDER = ROOT / 'deploy/kubernetes'
 VERSIONS = ['1.30', '1.37']

@@ -43,7 +43,7 @@ def test_command_of_a_unit_loads_its_configuration(service: str) -> None:
     """The command starts the service with its example, whose state folder the unit creates, and can drain in time."""
     unit = _settings(service)
     python, option, module, config_option, path = shlex.split(unit['ExecStart'])
-    assert (python, option, module) == (PYTHON, '-m', f'services.{service}')
+    assert (python, option, module) == (PYTHON, '-m', f'twinkle_services.{service}')
     assert (config_option, path) == ('--config', f'/etc/twinkle/{service}.yaml')
     variables = dict(word.split('=', 1) for word in unit['Environment'].split())
     file = ROOT / 'deploy/config' / Path(path).name

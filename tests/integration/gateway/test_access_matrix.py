@@ -23,7 +23,6 @@ from fixtures.running_gateway import ADMIN, EVERY_SCOPE, Failure, bearer
 from fixtures.sampler_service import sample_request
 from fixtures.span_folder import call_of, trace_id, write_spans
 from fixtures.two_tenants import ABSENT, Ids, TwoTenants, two_tenants
-from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.data.v1 import dataset_pb2
 from twinkle.api.data.v1 import dataset_service_pb2 as dataset_wire
 from twinkle.api.gateway.v1 import (
@@ -35,6 +34,7 @@ from twinkle.api.gateway.v1 import (
 )
 from twinkle.api.sampler.v1 import sampler_service_pb2 as sampler_wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.credentials import Access, Scope, requirement_of
 
 ROUTES_WITHOUT_IDS = {
     'DELETE /api/v1/auth/apikey/me',

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.fake_samplers import until
 from fixtures.gateway_process import GatewayProcess, gateway_process
-from services.gateway.http.server import HEAD_SECONDS
+from twinkle_services.gateway.http.server import HEAD_SECONDS
 
 MIB = 1 << 20
 COUNT = 200

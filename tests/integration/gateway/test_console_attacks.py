@@ -18,15 +18,15 @@ from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import replica_of
 from fixtures.gateway_upstream import TOKEN, Upstream
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of, running_gateway
-from services.gateway.__main__ import assembled
-from services.gateway.config import GatewayConfig
-from services.gateway.console.open import open_console, remove_abandoned
-from services.gateway.credentials import Access, requirement_of
-from services.kit.clock import FakeClock
-from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
 from twinkle.api.gateway.v1 import fleet_service_pb2, session_service_pb2
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
 from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
+from twinkle_services.gateway.__main__ import assembled
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.console.open import open_console, remove_abandoned
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.rpc.channel import identity_metadata, open_forwarding_channel
 
 METHODS = [f'{method.containing_service.full_name}/{method.name}' for method in methods()]
 INTERNAL = [method for method in METHODS if requirement_of(method) is Access.INTERNAL]

@@ -11,12 +11,12 @@ import pytest
 from fixtures.console_client import ConsoleClient, console_client, frame, parse_frames
 from fixtures.gateway_upstream import Upstream, adapter_event
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
-from services.gateway.__main__ import assembled
-from services.gateway.config import GatewayConfig
-from services.kit.clock import FakeClock
 from twinkle.api.gateway.v1 import catalogue_service_pb2, fleet_service_pb2, metric_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2
+from twinkle_services.gateway.__main__ import assembled
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.kit.clock import FakeClock
 
 LIST_RUNS = 'twinkle.api.gateway.v1.CatalogueService/ListRuns'
 GET_METRICS = 'twinkle.api.gateway.v1.MetricService/GetMetrics'

@@ -15,11 +15,11 @@ from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import ints, read_answer, sample_request, undisturbed
-from services.gateway.config import FleetConfig
-from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
-from services.kit.errors import ServiceUnreachable
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES
+from twinkle_services.kit.errors import ServiceUnreachable
 
 POISON = 13
 """First token of a prompt that crashes a sampler."""

@@ -10,8 +10,8 @@ import pytest
 
 import twinkle.api
 from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of
-from services.gateway.credentials import Access, Scope, requirement_of
 from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc
+from twinkle_services.gateway.credentials import Access, Scope, requirement_of
 
 SCOPE_NUMBERS = {Scope.TRAIN: 1, Scope.SAMPLE: 2, Scope.DATA: 3, Scope.OPERATOR: 4, Scope.ADMIN: 5}
 

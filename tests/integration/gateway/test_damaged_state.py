@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-import services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
+import twinkle_services.gateway.__main__  # noqa: F401 (imports every feature, which registers its tables)
 from fixtures.damage import apply, damages_below
 from fixtures.running_gateway import ADMIN_KEY
-from services.gateway.config import GatewayConfig
-from services.gateway.errors import PayloadLost
-from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.records import FutureRecords
-from services.gateway.futures.rules import Future, FutureRequest
-from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.keys.open import open_keys
-from services.gateway.keys.pepper import PepperUnusable
-from services.gateway.store.database import Database
-from services.kit.clock import FakeClock
-from services.kit.retry import Retry
-from services.kit.sqlite_seals import DatabaseDamaged
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.errors import PayloadLost
+from twinkle_services.gateway.futures.payloads import PayloadFiles
+from twinkle_services.gateway.futures.records import FutureRecords
+from twinkle_services.gateway.futures.rules import Future, FutureRequest
+from twinkle_services.gateway.futures.sql import SqlFutureStore
+from twinkle_services.gateway.keys.open import open_keys
+from twinkle_services.gateway.keys.pepper import PepperUnusable
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.retry import Retry
+from twinkle_services.kit.sqlite_seals import DatabaseDamaged
 
 CLOCK = FakeClock()
 
@@ -138,7 +138,7 @@ async def test_gateway_process_names_the_damaged_file(
     fields = {'state_dir': folder, 'bootstrap_key': ADMIN_KEY, 'listen': '127.0.0.1:0'}
     arguments = [word for field, value in fields.items() for word in ('--set', f'{field}={value}')]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, '-m', 'services.gateway', *arguments, stderr=asyncio.subprocess.PIPE
+        sys.executable, '-m', 'twinkle_services.gateway', *arguments, stderr=asyncio.subprocess.PIPE
     )
     _, errors = await process.communicate()
     assert process.returncode == 1

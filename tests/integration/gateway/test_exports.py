@@ -13,16 +13,16 @@ import pytest
 from fixtures.checkpoint_service import Running, as_tenant, make_state, serving
 from fixtures.fake_hub import FakeHub, running_hub
 from fixtures.running_gateway import RunningGateway, bearer, failure_of, running_gateway
-from services.gateway.config import GatewayConfig
-from services.gateway.exports.sql import SqlExportStore
-from services.gateway.store.database import Database
-from services.kit.caller import Caller
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, weights_pb2
 from twinkle.api.error.v1 import error_reason_pb2
 from twinkle.api.gateway.v1 import export_service_pb2 as messages
 from twinkle.api.gateway.v1 import export_service_pb2_grpc
 from twinkle.checkpoint_engine import read_peft_folder, unpack_state
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.exports.sql import SqlExportStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.context import acting_for
 
 PATH = 'twinkle://ad-1/weights/best'
 HUB = 'hf://org/name'

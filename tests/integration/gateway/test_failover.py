@@ -14,12 +14,12 @@ from fixtures.fleet import RunningFleet, running_fleet
 from fixtures.running_gateway import ADMIN, failure_of
 from fixtures.sampled_answers import ints, numbers, read_answer, sample_request, undisturbed
 from fixtures.tiers import mostly_slow
-from services.gateway.config import FleetConfig
-from services.kit.errors import AdapterNotFound, InvalidField, QueueFull
 from twinkle.api.gateway.v1.fleet_service_pb2 import REPLICA_STATE_LOST
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.tensor.v1.tensor_pb2 import Tensor
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.kit.errors import AdapterNotFound, InvalidField, QueueFull
 
 SEEDS = 100
 

@@ -16,9 +16,9 @@ from fixtures.fake_samplers import FAILURE_MODES, FakeSampler, until
 from fixtures.fleet import running_fleet
 from fixtures.running_gateway import ADMIN, Failure, bearer, failure_of, running_gateway
 from fixtures.sampled_answers import ints, numbers, read_answer, sample_request, token_at, undisturbed
-from services.gateway.config import FleetConfig
 from twinkle.api.sampler.v1 import engine_pb2, sampler_service_pb2_grpc, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.config import FleetConfig
 
 
 def batch_request(count: int, *, adapter=None, request_id: str = '') -> wire.SampleBatchRequest:

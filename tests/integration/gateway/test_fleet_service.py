@@ -12,10 +12,10 @@ from fixtures.fleet import INTERNAL, replica_of, running_fleet
 from fixtures.gateway_upstream import TOKEN
 from fixtures.running_gateway import ADMIN, bearer, failure_of, running_gateway
 from fixtures.sampled_answers import read_answer, sample_request, undisturbed
-from services.gateway.config import FleetConfig
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.gateway.config import FleetConfig
 
 UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 

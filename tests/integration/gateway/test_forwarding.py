@@ -11,9 +11,6 @@ import pytest
 
 from fixtures.gateway_upstream import TOKEN, Upstream, raw_echo
 from fixtures.running_gateway import ADMIN, MESSAGE_LIMIT, RunningGateway, bearer, failure_of, running_gateway
-from services.gateway.credentials import Access, requirement_of
-from services.gateway.forwarding.open import FORWARDED
-from services.kit.rpc.auth import SCOPES_KEY, TENANT_KEY
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
     adapter_service_pb2_grpc,
@@ -21,6 +18,9 @@ from twinkle.api.model.v1 import (
     training_service_pb2_grpc,
 )
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.gateway.forwarding.open import FORWARDED
+from twinkle_services.kit.rpc.auth import SCOPES_KEY, TENANT_KEY
 
 METHODS = {
     f'/{service.full_name}/{method.name}': (method.client_streaming, method.server_streaming)

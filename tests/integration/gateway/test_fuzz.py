@@ -26,11 +26,11 @@ from fixtures.stored_calls import OPERATIONS, stored_call
 from fixtures.stored_calls import STORES as STORES_OF_METHODS
 from fixtures.stored_state import StoredState
 from fixtures.two_tenants import Ids, two_tenants
-from services.gateway.config import FuturesConfig
-from services.gateway.credentials import Access, requirement_of
-from services.gateway.tinker.wire import tinker_pb2
-from services.kit.rpc.json_values import struct_of
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+from twinkle_services.gateway.config import FuturesConfig
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.gateway.tinker.wire import tinker_pb2
+from twinkle_services.kit.rpc.json_values import struct_of
 
 REQUESTED_COUNT = int(os.environ.get('TWINKLE_FUZZ_REQUESTS', '0'))
 COUNT = REQUESTED_COUNT or 600

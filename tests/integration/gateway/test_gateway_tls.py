@@ -15,16 +15,16 @@ from fixtures.fake_samplers import FakeSampler
 from fixtures.fleet import replica_of
 from fixtures.gateway_upstream import TOKEN
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, failure_of, started_gateway
-from services.gateway.__main__ import assembled
-from services.gateway.config import GatewayConfig
-from services.kit.certificates import make_certificates
-from services.kit.clock import FakeClock
-from services.kit.rpc.channel import identity_metadata, open_forwarding_channel
-from services.kit.tls import TlsConfig
 from twinkle.api.gateway.v1 import fleet_service_pb2 as fleet
 from twinkle.api.gateway.v1 import session_service_pb2 as sessions
 from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
 from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
+from twinkle_services.gateway.__main__ import assembled
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.kit.certificates import make_certificates
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.rpc.channel import identity_metadata, open_forwarding_channel
+from twinkle_services.kit.tls import TlsConfig
 
 UNREACHABLE = FakeSampler(address='127.0.0.1:1')
 

@@ -17,11 +17,11 @@ from fixtures.openai_gateway import facts_of, openai_gateway
 from fixtures.running_gateway import ADMIN, Failure, RunningGateway, bearer, running_gateway
 from fixtures.sampler_service import sample_request
 from fixtures.tinker_catalogue import BEST, tinker_catalogue
-from services.gateway.credentials import Access, requirement_of
-from services.gateway.forwarding.open import FORWARDED
 from twinkle.api.gateway.v1 import fleet_service_pb2, key_service_pb2, key_service_pb2_grpc
 from twinkle.api.model.v1 import training_service_pb2, training_service_pb2_grpc
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
+from twinkle_services.gateway.credentials import Access, requirement_of
+from twinkle_services.gateway.forwarding.open import FORWARDED
 
 SHORT = timedelta(milliseconds=200)
 """Interval between two checks of an open stream."""

@@ -10,10 +10,10 @@ import pytest
 
 from fixtures.future_driver import FutureDriver, GatewayExited, driven_gateway
 from fixtures.model_service import draw_example, forward_backward, operation_of, serving_model
-from services.gateway.futures.rules import FutureRequest
-from services.kit.failpoints import FUTURE_FAILPOINTS
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, operation_result_pb2, training_config_pb2
 from twinkle.api.model.v1 import training_service_pb2 as wire
+from twinkle_services.gateway.futures.rules import FutureRequest
+from twinkle_services.kit.failpoints import FUTURE_FAILPOINTS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -42,7 +42,7 @@ async def gateway_process(state_dir: Path, upstream: str) -> AsyncIterator[tuple
         'internal_token': 'internal-token-of-the-tests',
         'upstreams.model': upstream,
     }
-    command = [sys.executable, '-m', 'services.gateway']
+    command = [sys.executable, '-m', 'twinkle_services.gateway']
     for field, value in settings.items():
         command += ['--set', f'{field}={value}']
     process = _start(command)

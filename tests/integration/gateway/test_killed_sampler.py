@@ -36,7 +36,7 @@ def sampler_process(folder: Path, model: Path, gateway: str) -> Iterator[subproc
         'internal_token': TOKEN,
         'state_dir': folder,
     }
-    command = [sys.executable, '-m', 'services.sampler']
+    command = [sys.executable, '-m', 'twinkle_services.sampler']
     for field, value in settings.items():
         command += ['--set', f'{field}={value}']
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': f'{ROOT / "sdk" / "python"}:{ROOT}'}

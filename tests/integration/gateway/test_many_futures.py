@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from fixtures.futures import Recorder, running_futures
-from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.rules import Bounds
-from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.store.database import Database
+from twinkle_services.gateway.futures.payloads import PayloadFiles
+from twinkle_services.gateway.futures.rules import Bounds
+from twinkle_services.gateway.futures.sql import SqlFutureStore
+from twinkle_services.gateway.store.database import Database
 
 COUNT = 1000
 PAYLOAD_BYTES = 100_000

@@ -11,9 +11,9 @@ import pytest
 
 from fixtures.gateway_upstream import Upstream
 from fixtures.running_gateway import Failure, RunningGateway, bearer, failure_of, running_gateway
-from services.kit.config import LimitsConfig
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+from twinkle_services.kit.config import LimitsConfig
 
 MIB = 1 << 20
 LIMITS = LimitsConfig(

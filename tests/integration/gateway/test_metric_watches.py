@@ -24,8 +24,6 @@ from fixtures.running_gateway import (
     running_gateway,
     started_gateway,
 )
-from services.gateway.catalogue.sql import RunRow, SqlRunStore
-from services.gateway.store.database import Database
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
     catalogue_service_pb2_grpc,
@@ -36,6 +34,8 @@ from twinkle.api.gateway.v1 import (
     quota_service_pb2_grpc,
 )
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
+from twinkle_services.gateway.catalogue.sql import RunRow, SqlRunStore
+from twinkle_services.gateway.store.database import Database
 
 SHORT = timedelta(milliseconds=100)
 

@@ -13,9 +13,6 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.openai_gateway import CHECKPOINT, FOREIGN_RUN, RUN, OpenAiGateway, openai_gateway
 from fixtures.running_gateway import ADMIN
 from fixtures.sampled import lora_weights
-from services.gateway.openai import embeddings
-from services.sampler.domain.adapter import CheckpointFacts
-from services.sampler.domain.generation import GenerationRequest
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
     catalogue_service_pb2_grpc,
@@ -23,6 +20,9 @@ from twinkle.api.gateway.v1 import (
     quota_service_pb2_grpc,
 )
 from twinkle.data_format import ProbeResult
+from twinkle_services.gateway.openai import embeddings
+from twinkle_services.sampler.domain.adapter import CheckpointFacts
+from twinkle_services.sampler.domain.generation import GenerationRequest
 
 TEXTS = ['one', 'three', 'five', 'seven']
 TOKENS = [[byte + 3 for byte in text.encode()] for text in TEXTS]

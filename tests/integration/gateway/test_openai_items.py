@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from fixtures.openai_gateway import OpenAiGateway, openai_gateway
 from fixtures.openai_tools import CALL, last_chat, scripted
 from fixtures.scripted_engine import ScriptedEngine
-from services.gateway.openai.responses_request import MAX_REPEATED_BYTES
+from twinkle_services.gateway.openai.responses_request import MAX_REPEATED_BYTES
 
 TOOL: dict[str, Any] = {
     'type': 'function',

@@ -11,7 +11,7 @@ import pytest
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.openai_gateway import FOREIGN_RUN, RUN, OpenAiGateway, facts_of, openai_gateway
 from fixtures.running_gateway import ADMIN_KEY
-from services.gateway.config import FleetConfig
+from twinkle_services.gateway.config import FleetConfig
 
 BODY_LIMIT = 1 << 16
 HELLO: list[Any] = [{'role': 'user', 'content': 'Hi'}]

@@ -22,8 +22,8 @@ from fixtures.openai_gateway import (
 )
 from fixtures.running_gateway import ADMIN, ADMIN_KEY
 from fixtures.sampled import lora_weights
-from services.sampler.domain.adapter import CheckpointFacts
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
+from twinkle_services.sampler.domain.adapter import CheckpointFacts
 
 CHAT = [{'role': 'system', 'content': 'Be short.'}, {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi!'}]}]
 CHAT_TOKENS = 1 + len('Be short.') + len('Hi!') + 1

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.sampled import lora_weights
 from fixtures.two_tenants import TwoTenants, two_tenants
-from services.sampler.domain.adapter import CheckpointFacts
+from twinkle_services.sampler.domain.adapter import CheckpointFacts
 
 CHAT = {'messages': [{'role': 'user', 'content': 'x'}]}
 

@@ -14,7 +14,6 @@ import pytest
 
 from fixtures.model_service import RunningModel, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, Failure, RunningGateway, bearer, failure_of, running_gateway
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, checkpoint_service_pb2_grpc
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, quota_service_pb2_grpc
@@ -26,6 +25,7 @@ from twinkle.api.model.v1 import (
     training_service_pb2,
     training_service_pb2_grpc,
 )
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 LENGTH = 7
 """Number of tokens of the training batch."""

@@ -15,8 +15,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway
-from services.gateway.forwarding.open import FORWARDED
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc
+from twinkle_services.gateway.forwarding.open import FORWARDED
 
 BUF = Path(sys.executable).parent / 'buf'
 VERSIONS = ['v1', 'v1alpha']

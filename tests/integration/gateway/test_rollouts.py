@@ -10,12 +10,12 @@ import pytest
 
 from fixtures.gateway_upstream import Upstream, adapter_event, wait_until
 from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of, running_gateway
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc, rollout_service_pb2_grpc
 from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
 from twinkle.api.gateway.v1.key_service_pb2 import SCOPE_SAMPLE
 from twinkle.api.sampler.v1.sampling_pb2 import VersionSpan
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 TOKENS = tensor_to_proto(np.array([5, 6, 7], dtype=np.int32))
 LOGPROBS = tensor_to_proto(np.array([-0.5, -math.inf, math.nan], dtype=np.float32))

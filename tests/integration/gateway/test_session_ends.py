@@ -14,12 +14,6 @@ from fixtures.checkpoint_service import as_tenant
 from fixtures.future_driver import driven_gateway
 from fixtures.model_service import RunningModel, draw_example, forward_backward, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, ADMIN_KEY, RunningGateway, failure_of, running_gateway
-from services.gateway.keys.rules import Tenant
-from services.gateway.keys.sql import SqlTenantStore
-from services.gateway.sessions.rules import Session, SessionState
-from services.gateway.sessions.sql import SqlSessionStore
-from services.gateway.store.database import Database
-from services.kit.failpoints import SESSION_FAILPOINTS
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.gateway.v1 import (
     catalogue_service_pb2,
@@ -37,6 +31,12 @@ from twinkle.api.model.v1 import (
     training_service_pb2,
     training_service_pb2_grpc,
 )
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.sessions.rules import Session, SessionState
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.failpoints import SESSION_FAILPOINTS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,7 +15,6 @@ from blake3 import blake3
 from fixtures.model_service import RunningModel, batch_of, operation_of, serving_model
 from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of, running_gateway
 from fixtures.tiny_model import build_tiny_model
-from services.model.domain.adapter import ExpiredAdapter
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
@@ -28,6 +27,7 @@ from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import InputFeature
 from twinkle_client.transfer import checksum
+from twinkle_services.model.domain.adapter import ExpiredAdapter
 
 TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 FEATURE: InputFeature = {'input_ids': TOKENS, 'labels': TOKENS}

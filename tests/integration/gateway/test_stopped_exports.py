@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.catalogue.grpc import GrpcCheckpoints
-from services.gateway.config import ExportsConfig
-from services.gateway.exports.exports import ExportNotifier
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.exports.runner import ExportRunner, ExportTransfer
-from services.gateway.exports.sql import SqlExportStore
-from services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
-from services.gateway.keys.pepper import PepperedSealer
-from services.gateway.store.database import Database
-from services.kit.clock import SystemClock
-from services.kit.errors import ServiceUnreachable
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.config import ExportsConfig
+from twinkle_services.gateway.exports.exports import ExportNotifier
+from twinkle_services.gateway.exports.rules import Export, ExportState
+from twinkle_services.gateway.exports.runner import ExportRunner, ExportTransfer
+from twinkle_services.gateway.exports.sql import SqlExportStore
+from twinkle_services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.clock import SystemClock
+from twinkle_services.kit.errors import ServiceUnreachable
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EXPORT = Export(

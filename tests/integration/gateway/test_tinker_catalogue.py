@@ -12,10 +12,10 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, RUN_PATH, TinkerCatalogue, tinker_catalogue
-from services.checkpoint.application.checkpoints import Checkpoints
-from services.kit.caller import Caller
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle_services.checkpoint.application.checkpoints import Checkpoints
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.context import acting_for
 
 HOUR = 3600
 

@@ -15,10 +15,10 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.model_service import serving_model
 from fixtures.running_gateway import ADMIN_KEY, RunningGateway, running_gateway
 from fixtures.sampler_service import serving_sampler
-from services.gateway.tinker.datums import BOUNDS, LOSSES, rule_of
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.rpc.channel import open_channel
-from services.sampler.backends.checkpoint_client import CheckpointClient
+from twinkle_services.gateway.tinker.datums import BOUNDS, LOSSES, rule_of
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.sampler.backends.checkpoint_client import CheckpointClient
 
 TOKENS = [3, 9, 4, 1, 5, 9, 2, 6]
 

@@ -13,15 +13,15 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.tinker_catalogue import BEST, RUN, TinkerCatalogue, tinker_catalogue
-from services.gateway.catalogue.paths import WeightsKind
-from services.gateway.http.validation import read_model
-from services.gateway.tinker.weights import SaveBody, save_of
-from services.kit.caller import Caller
-from services.kit.rpc.context import acting_for
-from services.model.api.convert_verb import verb_from_proto
-from services.model.domain.operation import Save
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import read_peft_folder, unpack_state, write_peft_folder
+from twinkle_services.gateway.catalogue.paths import WeightsKind
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.tinker.weights import SaveBody, save_of
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.model.api.convert_verb import verb_from_proto
+from twinkle_services.model.domain.operation import Save
 
 STATE = make_state(3)
 TENSORS = unpack_state(STATE.manifest, STATE.data)

@@ -57,7 +57,7 @@ class TrainerProcess:
     async def start(self) -> None:
         """Start the process without waiting until it serves."""
         words = [word for name, value in self._settings.items() for word in ('--set', f'{name}={value}')]
-        self._process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'services.model', *words)
+        self._process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'twinkle_services.model', *words)
 
     async def kill(self) -> None:
         """Kill the process, as a failure of its machine would."""

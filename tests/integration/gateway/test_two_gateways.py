@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 from fixtures.futures import HEARTBEAT, GatewayFutures, Recorder, running_futures
-from services.gateway.futures.payloads import PayloadFiles
-from services.gateway.futures.rules import Bounds, Future, PayloadsNotShared
-from services.gateway.futures.sql import SqlFutureStore
-from services.gateway.futures.sql_peers import SqlPeers
-from services.gateway.store.database import Database
-from services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreachable
-from services.kit.retry import Retry
+from twinkle_services.gateway.futures.payloads import PayloadFiles
+from twinkle_services.gateway.futures.rules import Bounds, Future, PayloadsNotShared
+from twinkle_services.gateway.futures.sql import SqlFutureStore
+from twinkle_services.gateway.futures.sql_peers import SqlPeers
+from twinkle_services.gateway.store.database import Database
+from twinkle_services.kit.errors import Cancelled, DomainError, QueueFull, ServiceUnreachable
+from twinkle_services.kit.retry import Retry
 
 LANE = 'ad-1'
 LEASE = timedelta(seconds=30)

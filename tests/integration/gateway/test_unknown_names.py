@@ -17,7 +17,7 @@ from fixtures.gateway_process import gateway_process
 from fixtures.gateway_upstream import Upstream
 from fixtures.growth import Sizes, growth, measure
 from fixtures.running_gateway import RunningGateway, bearer, running_gateway
-from services.kit.telemetry import TelemetryConfig
+from twinkle_services.kit.telemetry import TelemetryConfig
 
 MARK = 'madeup'
 """Part of all names that the callers invent."""

@@ -10,10 +10,10 @@ import pytest
 from fixtures.running_gateway import Failure, bearer, failure_of
 from fixtures.sampled_answers import ints
 from fixtures.two_tenants import TwoTenants, two_tenants
-from services.model.domain.adapter import ExpiredAdapter
 from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_grpc
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
+from twinkle_services.model.domain.adapter import ExpiredAdapter
 
 PARAMS = sampling_pb2.SamplingParams(max_tokens=1)
 PROMPT = {'chunks': [{'type': 'encoded_text', 'tokens': [1, 2]}]}

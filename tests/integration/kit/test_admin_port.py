@@ -16,16 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
 from fixtures.certificates import make_authority, tls_of
-from services.data.config import DataConfig
-from services.kit.errors import Draining
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import RpcServer
-from services.kit.rpc.service_ports import ServicePorts, opened_ports
-from services.kit.rpc.status import error_from_call
-from services.kit.telemetry import AdminAddress, Readiness, serving_admin
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle.hub import weight_bytes
+from twinkle_services.data.config import DataConfig
+from twinkle_services.kit.errors import Draining
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.server import RpcServer
+from twinkle_services.kit.rpc.service_ports import ServicePorts, opened_ports
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.telemetry import AdminAddress, Readiness, serving_admin
 
 FREE = AdminAddress('127.0.0.1:0')
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -189,7 +189,7 @@ async def test_process_opens_the_admin_port_before_it_loads_the_model(tmp_path: 
     }
     words = [word for name, value in settings.items() for word in ('--set', f'{name}={value}')]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, '-m', 'services.sampler', *words, stderr=asyncio.subprocess.PIPE
+        sys.executable, '-m', 'twinkle_services.sampler', *words, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     lines: list[dict[str, object]] = []

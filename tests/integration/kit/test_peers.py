@@ -13,18 +13,18 @@ import grpc
 import pytest
 
 from fixtures.certificates import EVERY_SERVICE, INTERNAL, make_authority, tls_of
-from services.checkpoint.config import CheckpointConfig
-from services.data.config import DataConfig
-from services.kit.certificates import make_certificates
-from services.kit.config import ServiceConfig
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import identity_metadata, open_channel, open_forwarding_channel
-from services.kit.rpc.server import RpcServer
-from services.kit.rpc.status import error_from_call
-from services.kit.tls import TlsConfig
-from services.model.config import ModelConfig
-from services.sampler.config import SamplerConfig
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.checkpoint.config import CheckpointConfig
+from twinkle_services.data.config import DataConfig
+from twinkle_services.kit.certificates import make_certificates
+from twinkle_services.kit.config import ServiceConfig
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import identity_metadata, open_channel, open_forwarding_channel
+from twinkle_services.kit.rpc.server import RpcServer
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.tls import TlsConfig
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.sampler.config import SamplerConfig
 
 TOKEN = 'the-token-of-these-tests'
 CONFIGS: dict[str, tuple[type[ServiceConfig], dict[str, str]]] = {

@@ -40,7 +40,9 @@ async def _run_until_ready(service: str, state_dir: Path, *settings: str) -> Non
     """Start a service with umask 0, and stop it once it serves."""
     settings = (f'state_dir={state_dir}', f'address_file={state_dir}/address.json', *settings)
     arguments = [word for setting in settings for word in ('--set', setting)]
-    process = await asyncio.create_subprocess_exec(sys.executable, '-m', f'services.{service}', *arguments, umask=0)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, '-m', f'twinkle_services.{service}', *arguments, umask=0
+    )
     ended = asyncio.ensure_future(process.wait())
     try:
         while not (state_dir / 'address.json').exists():

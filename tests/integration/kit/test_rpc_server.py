@@ -18,19 +18,19 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from fixtures.byte_proxy import ByteProxy
-from services.kit.caller import Caller
-from services.kit.config import LimitsConfig, ServiceConfig
-from services.kit.errors import InvalidField, QueueFull, ServiceUnreachable, UnknownComponent
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for, current_caller
-from services.kit.rpc.interceptor import MAX_OPEN_STREAMS
-from services.kit.rpc.layers import server_layers
-from services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve_until_stopped
-from services.kit.rpc.status import error_from_call
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle_client.errors import RetryableError, error_from_rpc
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.config import LimitsConfig, ServiceConfig
+from twinkle_services.kit.errors import InvalidField, QueueFull, ServiceUnreachable, UnknownComponent
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for, current_caller
+from twinkle_services.kit.rpc.interceptor import MAX_OPEN_STREAMS
+from twinkle_services.kit.rpc.layers import server_layers
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve_until_stopped
+from twinkle_services.kit.rpc.status import error_from_call
 
 TOKEN = 'test-token'
 ALICE = Caller(tenant_id='alice')

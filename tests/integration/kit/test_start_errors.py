@@ -55,10 +55,10 @@ async def test_unusable_model_is_reported_in_one_line(service, settings, state, 
     )
     arguments = [word for setting in settings for word in ('--set', setting)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, '-m', f'services.{service}', *arguments, stderr=asyncio.subprocess.PIPE
+        sys.executable, '-m', f'twinkle_services.{service}', *arguments, stderr=asyncio.subprocess.PIPE
     )
     _, errors = await process.communicate()
     lines = errors.decode().splitlines()
     assert (process.returncode, 'Traceback' in errors.decode()) == (1, False), errors.decode()
-    assert lines[-1].startswith(f'services.{service}: cannot load the model: ')
+    assert lines[-1].startswith(f'twinkle-{service}: cannot load the model: ')
     assert MODEL_FOLDERS[state] in lines[-1]

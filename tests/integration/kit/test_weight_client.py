@@ -9,15 +9,15 @@ import grpc
 import pytest
 
 from fixtures.checkpoint_service import make_state
-from services.kit.config import ServiceConfig
-from services.kit.errors import DomainError, Draining, StreamOutOfOrder, VersionNotFound
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import Endpoint, RpcServer
-from services.kit.weights.wire import ReceivedState, Synced, WeightClient, chunk_to_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import CHUNK_BYTES, PackedState, StateChunk, iter_chunks
+from twinkle_services.kit.config import ServiceConfig
+from twinkle_services.kit.errors import DomainError, Draining, StreamOutOfOrder, VersionNotFound
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer
+from twinkle_services.kit.weights.wire import ReceivedState, Synced, WeightClient, chunk_to_proto, manifest_to_proto
 
 STATE = make_state(1, size_bytes=4 * CHUNK_BYTES)
 OTHER = make_state(2, size_bytes=3 * CHUNK_BYTES)

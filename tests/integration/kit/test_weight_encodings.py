@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 from fixtures.checkpoint_service import make_state
-from services.kit.config import ServiceConfig
-from services.kit.errors import DomainError, Draining, InvalidField, MemoryNotShared
-from services.kit.rpc.auth import InternalAuthenticator
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.server import Endpoint, RpcServer
-from services.kit.weights import Encoding, Segments
-from services.kit.weights.wire import ReceivedState, WeightClient, chunk_to_proto, manifest_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc, weights_pb2
 from twinkle.checkpoint_engine import PackedState, iter_chunks, pack_state, state_digest, unpack_state
 from twinkle.checkpoint_engine.delta import encode_delta
+from twinkle_services.kit.config import ServiceConfig
+from twinkle_services.kit.errors import DomainError, Draining, InvalidField, MemoryNotShared
+from twinkle_services.kit.rpc.auth import InternalAuthenticator
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer
+from twinkle_services.kit.weights import Encoding, Segments
+from twinkle_services.kit.weights.wire import ReceivedState, WeightClient, chunk_to_proto, manifest_to_proto
 
 DELTA = weights_pb2.FRAME_ENCODING_DELTA_XOR_ZSTD
 SHARED = weights_pb2.FRAME_ENCODING_SHARED_MEMORY
@@ -344,7 +344,7 @@ async def test_segments_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     live = Segments(folder)
     live_segment = live.create(8)
     program = (
-        'import sys\nfrom pathlib import Path\nfrom services.kit.weights import Segments\n'
+        'import sys\nfrom pathlib import Path\nfrom twinkle_services.kit.weights import Segments\n'
         'segment = Segments(Path(sys.argv[1])).create(1000)\nprint(segment.ref.name, flush=True)\nsys.stdin.read()\n'
     )
     process = await asyncio.create_subprocess_exec(

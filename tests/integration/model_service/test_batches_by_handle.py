@@ -13,9 +13,6 @@ from fixtures.data_service import ENCODE, RunningData, chat, chats, credits_for,
 from fixtures.data_service import start as stream_start
 from fixtures.faulty_service import FaultyModel, Kill
 from fixtures.model_service import operation_of, serving_model
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
 from twinkle.api.data.v1 import dataset_pb2, loader_service_pb2
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
@@ -24,6 +21,9 @@ from twinkle.api.model.v1 import (
     training_service_pb2,
     training_service_pb2_grpc,
 )
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
 
 pytestmark = pytest.mark.timeout(300)
 ALICE, BOB = (Caller(tenant_id=tenant, scopes=frozenset({'train', 'data'})) for tenant in ('alice', 'bob'))

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 from fixtures import checkpoint_service
 from fixtures.model_service import RunningModel, batch_of, serving_model
 from fixtures.tiny_model import build_tiny_model
-from services.kit.caller import Caller
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.tensors import tensor_from_proto
-from services.kit.weights.wire import WeightClient
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.data_format import InputFeature, SamplingParams
 from twinkle.sampler import TorchSampler
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.tensors import tensor_from_proto
+from twinkle_services.kit.weights.wire import WeightClient
 
 FEATURES = [InputFeature(input_ids=list(range(5, 30)), labels=list(range(6, 31)))]
 RATE = {'optimizer': {'name': 'AdamW', 'learning_rate': 1e-3}}

@@ -9,11 +9,11 @@ from blake3 import blake3
 
 from fixtures.damage import apply, damages_below
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
-from services.kit.errors import AdapterNotFound
-from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.domain.errors import AdapterDamaged
-from services.model.domain.journal import Snapshot
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.domain.errors import AdapterDamaged
+from twinkle_services.model.domain.journal import Snapshot
 
 LARGE = 20_000
 """Number of tokens of a batch whose payload is stored in a file."""

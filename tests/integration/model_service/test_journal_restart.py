@@ -9,11 +9,11 @@ import pytest
 
 from fixtures import model_service
 from fixtures.model_service import draw_example, forward_backward, serving_model
-from services.kit import sqlite_seals
-from services.model import replay
-from services.model.config import ModelConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import operation_result_pb2
+from twinkle_services.kit import sqlite_seals
+from twinkle_services.model import replay
+from twinkle_services.model.config import ModelConfig
 
 STEPS = 4
 

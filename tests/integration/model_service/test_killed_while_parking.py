@@ -9,9 +9,6 @@ import pytest
 from fixtures.checkpoint_service import as_tenant, serving
 from fixtures.faulty_service import FaultyModel, Kill
 from fixtures.model_service import draw_example, forward_backward, operation_of
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.model.v1 import (
     adapter_service_pb2,
@@ -20,6 +17,9 @@ from twinkle.api.model.v1 import (
     training_service_pb2,
     training_service_pb2_grpc,
 )
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,8 +10,8 @@ import pytest
 from fixtures.checkpoint_service import as_tenant, failure_of
 from fixtures.fake_model_service import serving_fake
 from fixtures.model_service import draw_example, forward_backward, operation_of
-from services.model.application.admission import QueueLimits
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.model.application.admission import QueueLimits
 
 STEP = operation_pb2.Step(learning_rate=0.1)
 LR_STEP = operation_pb2.LrStep()

@@ -4,8 +4,8 @@ from typing import Any
 
 from fixtures.model_service import batch_of, draw_example, forward_backward
 from fixtures.recorded_metrics import metric, series
-from services.kit.telemetry import measures
 from twinkle.api.model.v1 import operation_pb2
+from twinkle_services.kit.telemetry import measures
 
 BATCH = [draw_example(10, 1), draw_example(17, 2)]
 TOKENS = sum(len(example['input_ids']) for example in BATCH)

@@ -8,9 +8,9 @@ import pytest
 from fixtures.checkpoint_service import failure_of
 from fixtures.faulty_service import Kill
 from fixtures.killed_model import PersistentClient, killed_model
-from services.model.application.attempts import MAX_ATTEMPTS
-from services.model.application.restore import MAX_RESTORES
 from twinkle.api.model.v1 import operation_pb2
+from twinkle_services.model.application.attempts import MAX_ATTEMPTS
+from twinkle_services.model.application.restore import MAX_RESTORES
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 

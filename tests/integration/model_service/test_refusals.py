@@ -7,11 +7,11 @@ import pytest
 
 from fixtures.checkpoint_service import as_tenant, failure_of
 from fixtures.model_service import batch_of, draw_example, forward_backward, operation_of, serving_model
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 GOOD = forward_backward([draw_example()])
 

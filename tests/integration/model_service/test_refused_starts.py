@@ -15,7 +15,7 @@ def _refusal(state_dir: Path, base_model: Path) -> str:
     words = {'base_model': base_model, 'state_dir': state_dir, 'checkpoint_address': '127.0.0.1:1'}
     arguments = [word for name, value in words.items() for word in ('--set', f'{name}={value}')]
     done = subprocess.run(
-        [sys.executable, '-m', 'services.model', *arguments], capture_output=True, text=True, check=False
+        [sys.executable, '-m', 'twinkle_services.model', *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     return done.stderr

@@ -9,12 +9,12 @@ import torch
 
 from fixtures.checkpoint_service import ALICE, as_tenant
 from fixtures.model_service import batch_of, draw_example, forward_backward, operation_of
-from services.kit.rpc.context import acting_for
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
 from twinkle.checkpoint_engine import unpack_state
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, load_adapter, tensor_of
+from twinkle_services.kit.rpc.context import acting_for
 
 LORA = training_config_pb2.LoraConfig(lora_rank=4, lora_dropout=0.1, seed=5)
 TRAINING = training_config_pb2.TrainingConfig(

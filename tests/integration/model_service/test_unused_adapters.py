@@ -12,17 +12,17 @@ import pytest
 from fixtures.checkpoint_service import as_tenant, failure_of, serving
 from fixtures.faulty_service import FaultyModel, Kill
 from fixtures.model_service import RunningModel, draw_example, forward_backward, serving_model, serving_model_at
-from services.kit.caller import Caller
-from services.kit.clock import SystemClock
-from services.kit.rpc.context import acting_for
-from services.model.api.record_codec import ProtoRecordCodec
-from services.model.assembly import engine_name
-from services.model.backends.checkpoint_client import CheckpointClient
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.config import ModelConfig
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, adapter_service_pb2_grpc, operation_pb2
 from twinkle.data_format import TensorData
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import SystemClock
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.model.api.record_codec import ProtoRecordCodec
+from twinkle_services.model.assembly import engine_name
+from twinkle_services.model.backends.checkpoint_client import CheckpointClient
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.config import ModelConfig
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 

@@ -14,12 +14,12 @@ from fixtures.checkpoint_service import ALICE as INTERNAL_ALICE
 from fixtures.checkpoint_service import as_tenant, failure_of
 from fixtures.fake_samplers import until
 from fixtures.model_service import batch_of, draw_example, forward_backward
-from services.kit.rpc.context import acting_for
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.checkpoint.v1 import version_service_pb2, version_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2, training_service_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 ALICE, BOB = as_tenant('alice'), as_tenant('bob')
 BATCH = [draw_example(10, 1), draw_example(17, 2)]

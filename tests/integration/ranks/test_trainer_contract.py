@@ -8,7 +8,7 @@ import pytest
 from fixtures import different_ranks, trainer_contract
 from fixtures.tiny_model import build_tiny_model
 from fixtures.torchrun import run_ranks
-from services.model.backends.group.exit_group import LOST_STATUS
+from twinkle_services.model.backends.group.exit_group import LOST_STATUS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from fixtures.sampler_engines import Loan, make_torch_engine, make_vllm_engine
 from fixtures.whole_models import whole_weights
-from services.sampler.ports import SamplerEngine
+from twinkle_services.sampler.ports import SamplerEngine
 
 SEQUENCES = 32
 

@@ -18,11 +18,11 @@ from fixtures.published import Published, serving_both
 from fixtures.sampled import lora_state
 from fixtures.sampler_service import PROMPT, Answer, ints, numbers, read_answer, sample_request, tenant
 from fixtures.whole_models import whole_state
-from services.kit.rpc.context import acting_for
-from services.sampler.domain.adapter import AdapterChoice
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.sampler import TorchSampler
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.sampler.domain.adapter import AdapterChoice
 
 # The first test's timeout on vLLM includes the start of the engine, which may take minutes.
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]

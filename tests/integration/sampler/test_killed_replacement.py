@@ -28,13 +28,13 @@ from fixtures.faulty_service import free_port
 from fixtures.sampler_process import SamplerProcess
 from fixtures.sampler_service import PROMPT, Answer, numbers, read_answer, sample_request, tenant
 from fixtures.whole_models import whole_state
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import WeightClient
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.checkpoint_engine import pack_state
 from twinkle.data_format import TensorData
 from twinkle.sampler import TorchSampler
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import WeightClient
 
 pytestmark = pytest.mark.timeout(420)
 

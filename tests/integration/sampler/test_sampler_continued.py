@@ -19,11 +19,11 @@ from fixtures.sampler_service import (
     serving_sampler,
     tenant,
 )
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
-from services.sampler.ports import SamplerEngine
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.sampler.engine import EngineConfig
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle_services.sampler.ports import SamplerEngine
 
 CLIENT = tenant('alice')
 INTERNAL = (*CLIENT, ('x-twinkle-internal', '1'))

@@ -15,12 +15,15 @@ from fixtures.gateway_upstream import TOKEN
 from fixtures.running_gateway import ADMIN, RunningGateway, running_gateway
 from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource, read_answer, sample_request
-from services.gateway.keys.rules import DEFAULT_TENANT
-from services.kit.caller import Caller
-from services.kit.config import LimitsConfig
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.sampler.__main__ import (
+from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
+from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
+from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
+from twinkle_services.gateway.keys.rules import DEFAULT_TENANT
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.config import LimitsConfig
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.sampler.__main__ import (
     make_admission,
     make_fleet,
     make_replica,
@@ -28,13 +31,10 @@ from services.sampler.__main__ import (
     make_versions,
     serve_until_engine_fails,
 )
-from services.sampler.application.versions_protocol import Versions
-from services.sampler.backends.weight_sources import WeightSources
-from services.sampler.config import SamplerConfig
-from services.sampler.domain.adapter import AdapterChoice
-from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
-from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
-from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
+from twinkle_services.sampler.application.versions_protocol import Versions
+from twinkle_services.sampler.backends.weight_sources import WeightSources
+from twinkle_services.sampler.config import SamplerConfig
+from twinkle_services.sampler.domain.adapter import AdapterChoice
 
 ALICE = Caller(tenant_id='alice', is_internal=True)
 

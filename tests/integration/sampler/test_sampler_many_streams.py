@@ -16,12 +16,12 @@ from fixtures.sampler_service import (
     serving_sampler,
     tenant,
 )
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
-from services.sampler.domain.generation import GenerationRequest
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import SamplingParams
 from twinkle.sampler.engine import EngineConfig
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle_services.sampler.domain.generation import GenerationRequest
 
 ALICE = tenant('alice')
 STREAMS = 200

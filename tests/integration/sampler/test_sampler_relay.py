@@ -15,14 +15,14 @@ from fixtures.checkpoint_service import Running, failure_of, serving
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.sampled import lora_state, lora_tensors
 from fixtures.sampler_service import RunningSampler, read_answer, sample_request, serving_sampler, tenant
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights import Devices, DevicesConfig, Segments
-from services.sampler.backends.weight_sources import WeightSources
-from services.sampler.domain.adapter import AdapterKey, VersionKey
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2, weight_stream_service_pb2_grpc
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights import Devices, DevicesConfig, Segments
+from twinkle_services.sampler.backends.weight_sources import WeightSources
+from twinkle_services.sampler.domain.adapter import AdapterKey, VersionKey
 
 ALICE = tenant('alice')
 VERSIONS = 50

@@ -23,13 +23,13 @@ from fixtures.sampler_service import (
     serving_sampler,
     tenant,
 )
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
-from services.sampler.ports import SamplerEngine
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.sampler.engine import EngineConfig
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle_services.sampler.ports import SamplerEngine
 
 ALICE, BOB = tenant('alice'), tenant('bob')
 OPERATOR = tenant('alice', scopes='sample,operator')

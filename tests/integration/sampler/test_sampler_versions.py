@@ -27,12 +27,6 @@ from fixtures.sampler_service import (
     serving_sampler,
     tenant,
 )
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire.receiver import Receiver
-from services.sampler.backends.checkpoint_client import CheckpointClient
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
-from services.sampler.domain.adapter import AdapterWeights
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
@@ -41,6 +35,12 @@ from twinkle.nn import AdapterSpan, LoraWeights, PackedCausalLM, SequenceSpan, t
 from twinkle.sampler.engine import EngineConfig
 from twinkle.telemetry import read_spans
 from twinkle_client.tracing import tracing_to
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire.receiver import Receiver
+from twinkle_services.sampler.backends.checkpoint_client import CheckpointClient
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
+from twinkle_services.sampler.domain.adapter import AdapterWeights
 
 ALICE, BOB = tenant('alice'), tenant('bob')
 

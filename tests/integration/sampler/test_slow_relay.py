@@ -11,13 +11,13 @@ import pytest
 
 from fixtures.checkpoint_service import ALICE
 from fixtures.weight_peers import ADAPTER_ID, weights_of
-from services.kit.weights.wire import add_weight_stream
-from services.kit.weights.wire.convert_manifest import manifest_to_proto
-from services.sampler.backends.weight_sources import WeightSources
-from services.sampler.domain.adapter import AdapterWeights
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import StateChunk, iter_chunks
+from twinkle_services.kit.weights.wire import add_weight_stream
+from twinkle_services.kit.weights.wire.convert_manifest import manifest_to_proto
+from twinkle_services.sampler.backends.weight_sources import WeightSources
+from twinkle_services.sampler.domain.adapter import AdapterWeights
 
 CHUNKS = 8
 PATIENCE = timedelta(seconds=2)

@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from fixtures.checkpoint_service import as_tenant, serving, stream_of
 from fixtures.sampler_service import PROMPT, read_answer, sample_request, serving_sampler, tenant
-from services.kit.caller import Caller
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.kit.weights.wire import WeightClient, chunk_to_proto
-from services.sampler.backends.checkpoint_client import CheckpointClient
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.checkpoint_engine import iter_chunks, unpack_state
 from twinkle.sampler.engine import EngineConfig
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.kit.weights.wire import WeightClient, chunk_to_proto
+from twinkle_services.sampler.backends.checkpoint_client import CheckpointClient
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 
 NEW_TOKENS = 24
 

@@ -10,8 +10,8 @@ import pytest_asyncio
 from fixtures.published import Published, serving_both
 from fixtures.sampler_engines import make_vllm_engine
 from fixtures.sampler_service import Answer, ints, read_answer, sample_request, tenant
-from services.sampler.ports import SamplerEngine
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.sampler.ports import SamplerEngine
 
 pytestmark = [pytest.mark.asyncio(loop_scope='session'), pytest.mark.timeout(300)]
 

@@ -8,14 +8,14 @@ from google.protobuf import duration_pb2
 from fixtures.checkpoint_service import ALICE as ALICE_SERVICE
 from fixtures.checkpoint_service import failure_of, serving
 from fixtures.sampler_service import read_answer, sample_request, serving_sampler, tenant
-from services.kit.rpc.channel import open_channel
-from services.kit.rpc.context import acting_for
-from services.sampler.backends.checkpoint_client import CheckpointClient
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.checkpoint_engine import PackedState, pack_state
 from twinkle.data_format import TensorData
+from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.sampler.backends.checkpoint_client import CheckpointClient
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 
 ALICE = tenant('alice')
 WHOLE = sampling_pb2.AdapterRef(adapter_id='full', wait_timeout=duration_pb2.Duration(seconds=20))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpoint.application.announcements import Announcements
-from services.checkpoint.application.exclusive import Exclusive
-from services.checkpoint.domain import (
+from twinkle_services.checkpoint.application.announcements import Announcements
+from twinkle_services.checkpoint.application.exclusive import Exclusive
+from twinkle_services.checkpoint.domain import (
     AdapterKey,
     AdapterVersion,
     Catalogue,
@@ -20,8 +20,8 @@ from services.checkpoint.domain import (
     CheckpointKey,
     parse_checkpoint_path,
 )
-from services.kit.errors import AdapterNotFound, CheckpointNotFound, Draining, StreamOutOfOrder
-from services.kit.weights import FrameKind, Transfer
+from twinkle_services.kit.errors import AdapterNotFound, CheckpointNotFound, Draining, StreamOutOfOrder
+from twinkle_services.kit.weights import FrameKind, Transfer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = CheckpointKey(AdapterKey('alice', 'ad-1'), 'final')

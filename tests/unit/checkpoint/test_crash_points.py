@@ -16,12 +16,12 @@ import pytest
 
 from fixtures.checkpoint_service import make_state
 from fixtures.failing_disk import ChangeCounter, Crash, CrashingDisk
-from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
-from services.kit.errors import DomainError, VersionNotFound
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import PackedState, iter_chunks
+from twinkle_services.checkpoint.backends.disk import open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, Record, VersionKey
+from twinkle_services.kit.errors import DomainError, VersionNotFound
+from twinkle_services.kit.worker import Threads
 
 KEY = VersionKey(AdapterKey('alice', 'ad-1'), 1)
 

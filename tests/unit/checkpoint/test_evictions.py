@@ -8,15 +8,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.checkpoint_service import make_state
-from services.checkpoint.application.evictions import Evictions
-from services.checkpoint.application.registry import Registry
-from services.checkpoint.application.versions import Versions
-from services.checkpoint.backends.memory_store import MemoryStore
-from services.checkpoint.domain import AdapterKey, AdapterVersion, Catalogue, CheckpointKey, NewestMark, VersionKey
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import iter_chunks
+from twinkle_services.checkpoint.application.evictions import Evictions
+from twinkle_services.checkpoint.application.registry import Registry
+from twinkle_services.checkpoint.application.versions import Versions
+from twinkle_services.checkpoint.backends.memory_store import MemoryStore
+from twinkle_services.checkpoint.domain import (
+    AdapterKey,
+    AdapterVersion,
+    Catalogue,
+    CheckpointKey,
+    NewestMark,
+    VersionKey,
+)
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.worker import Threads
 
 ADAPTER = AdapterKey('alice', 'ad-1')
 ALICE = Caller(tenant_id='alice', is_internal=True)

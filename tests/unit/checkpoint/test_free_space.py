@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from fixtures.checkpoint_service import make_state
-from services.checkpoint.backends.disk import open_disk
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.domain import AdapterKey, CheckpointKey, VersionKey
-from services.kit.errors import DiskFull
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import WeightManifest, iter_chunks
+from twinkle_services.checkpoint.backends.disk import open_disk
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.domain import AdapterKey, CheckpointKey, VersionKey
+from twinkle_services.kit.errors import DiskFull
+from twinkle_services.kit.worker import Threads
 
 ADAPTER = AdapterKey('alice', 'ad-1')
 STATE = make_state(1)

@@ -24,13 +24,13 @@ from fixtures.memory_host import (
     spilling,
     until_durable,
 )
-from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.segment_cache import SegmentCache
-from services.checkpoint.domain import VersionKey
-from services.kit.errors import DigestMismatch, InUse, InvalidField, MemoryNotShared, VersionNotFound
-from services.kit.weights import SegmentRef, Segments
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import iter_chunks
+from twinkle_services.checkpoint.backends.memory_tier import MemoryTier
+from twinkle_services.checkpoint.backends.segment_cache import SegmentCache
+from twinkle_services.checkpoint.domain import VersionKey
+from twinkle_services.kit.errors import DigestMismatch, InUse, InvalidField, MemoryNotShared, VersionNotFound
+from twinkle_services.kit.weights import SegmentRef, Segments
+from twinkle_services.kit.worker import Threads
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import pytest
 from fixtures.checkpoint_service import make_state
 from fixtures.failing_disk import ChangeCounter, CrashingDisk
 from fixtures.memory_host import ADAPTER, STATE_BYTES, put, read, record_of, release
-from services.checkpoint.backends.folder_store import FolderStore
-from services.checkpoint.backends.memory_tier import MemoryTier
-from services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
-from services.checkpoint.domain import AdapterVersion, VersionKey
-from services.kit.errors import DomainError, VersionNotFound
-from services.kit.weights import Segments
-from services.kit.worker import Threads
 from twinkle.checkpoint_engine import iter_chunks
+from twinkle_services.checkpoint.backends.folder_store import FolderStore
+from twinkle_services.checkpoint.backends.memory_tier import MemoryTier
+from twinkle_services.checkpoint.backends.segment_cache import CachedVersion, SegmentCache
+from twinkle_services.checkpoint.domain import AdapterVersion, VersionKey
+from twinkle_services.kit.errors import DomainError, VersionNotFound
+from twinkle_services.kit.weights import Segments
+from twinkle_services.kit.worker import Threads
 
 KEY = VersionKey(ADAPTER, 1)
 OLD = record_of(make_state(1), 1)

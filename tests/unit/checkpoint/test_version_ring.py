@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpoint.domain import AdapterKey, AdapterVersion, VersionConflict, VersionRing
-from services.kit.errors import InUse, QuotaExceeded, VersionNotFound
+from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, VersionConflict, VersionRing
+from twinkle_services.kit.errors import InUse, QuotaExceeded, VersionNotFound
 
 ADAPTER = AdapterKey('alice', 'ad-1')
 

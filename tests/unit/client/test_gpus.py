@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.model.config import ModelConfig
-from services.sampler.config import SamplerConfig
 from twinkle_client.stack import StackError, StackOptions
 from twinkle_client.stack.gpus import GpuNeed, GpuShare, divided, local_gpus, unused_share, with_gpus
 from twinkle_client.stack.startup import gpu_needs
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.sampler.config import SamplerConfig
 
 
 def _options(folder: Path, **fields: Any) -> StackOptions:

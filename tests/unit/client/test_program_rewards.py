@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fixtures.source_tree import ROOT
-from services.data.api.convert_chats import trajectory_of_row
 from twinkle.data_format import SampledSequence, StopReason
 from twinkle.preprocessor import CountdownProcessor
 from twinkle.reward import Reward
 from twinkle_client.convert import trajectory_from_proto
 from twinkle_client.sampler.results import completion_feature
+from twinkle_services.data.api.convert_chats import trajectory_of_row
 
 PROGRAMS = ROOT / 'tests' / 'e2e' / 'seeds' / 'programs'
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fixtures.fake_samplers import until
-from services.data.application.datasets import DatasetLimits, Datasets
-from services.data.backends.disk_datasets import DiskDatasets
-from services.data.domain import Dataset, DecodedLimits, Table
-from services.data.domain.dataset import new_dataset
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.store_threads import StoreThreads
+from twinkle_services.data.application.datasets import DatasetLimits, Datasets
+from twinkle_services.data.backends.disk_datasets import DiskDatasets
+from twinkle_services.data.domain import Dataset, DecodedLimits, Table
+from twinkle_services.data.domain.dataset import new_dataset
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.store_threads import StoreThreads
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'data'}))
 UNLIMITED = DecodedLimits(rows=1000, dataset_bytes=1 << 30, tenant_bytes=1 << 30, total_bytes=1 << 30)

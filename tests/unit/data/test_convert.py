@@ -4,12 +4,12 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from fixtures.data_service import chat
-from services.data.api.convert_chats import row_from_trajectory, trajectory_of_row
-from services.data.api.convert_steps import step_to_proto, steps_from_proto
-from services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import dict_from_struct
 from twinkle.api.data.v1 import message_pb2
+from twinkle_services.data.api.convert_chats import row_from_trajectory, trajectory_of_row
+from twinkle_services.data.api.convert_steps import step_to_proto, steps_from_proto
+from twinkle_services.data.domain import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import dict_from_struct
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.data.application.tenant_locks import TenantLocks
-from services.data.domain import Cursor, Loader
-from services.kit.errors import InvalidField, QueueFull
+from twinkle_services.data.application.tenant_locks import TenantLocks
+from twinkle_services.data.domain import Cursor, Loader
+from twinkle_services.kit.errors import InvalidField, QueueFull
 
 LOADER = Loader(
     loader_id='ld-1',

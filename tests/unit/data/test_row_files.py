@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.data.backends.row_files import RowFiles, write_rows
-from services.data.domain import Table
+from twinkle_services.data.backends.row_files import RowFiles, write_rows
+from twinkle_services.data.domain import Table
 
 
 def encoded(count: int, *, seed: int = 0, is_packed: bool = False) -> Table:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.data.domain import DecodedBytes, DecodedLimits
-from services.kit.errors import BytesFull, Cancelled, QuotaExceeded
+from twinkle_services.data.domain import DecodedBytes, DecodedLimits
+from twinkle_services.kit.errors import BytesFull, Cancelled, QuotaExceeded
 
 
 def decoded(**limits: int) -> DecodedBytes:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.data.application.loaders import Credits, Loaders, OpenRequest, StreamStart
-from services.data.backends.disk_datasets import DiskDatasets, DiskRows
-from services.data.backends.disk_loaders import DiskLoaders
-from services.data.domain import Dataset, Loader, LoaderNotFound, Table
-from services.data.domain.dataset import new_dataset
-from services.kit.caller import Caller
-from services.kit.errors import InvalidField, StoredDataDamaged
-from services.kit.store_threads import StoreThreads
+from twinkle_services.data.application.loaders import Credits, Loaders, OpenRequest, StreamStart
+from twinkle_services.data.backends.disk_datasets import DiskDatasets, DiskRows
+from twinkle_services.data.backends.disk_loaders import DiskLoaders
+from twinkle_services.data.domain import Dataset, Loader, LoaderNotFound, Table
+from twinkle_services.data.domain.dataset import new_dataset
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import InvalidField, StoredDataDamaged
+from twinkle_services.kit.store_threads import StoreThreads
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'data'}))
 OPEN = OpenRequest(

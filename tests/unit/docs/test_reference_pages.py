@@ -18,10 +18,10 @@ from docs.site.error_page import error_page, messages_by_reason
 from docs.site.library import library_pages
 from docs.site.metrics import metrics_page
 from fixtures.source_tree import ROOT
-from services.kit.config_fields import describe_fields
-from services.kit.telemetry import measures
 from twinkle.api.error.v1 import error_reason_pb2
 from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_services.kit.config_fields import describe_fields
+from twinkle_services.kit.telemetry import measures
 
 
 @pytest.fixture(scope='module')

@@ -6,14 +6,14 @@ import pkgutil
 from google.protobuf.descriptor import FileDescriptor
 
 import twinkle.api
-from services.gateway.credentials import (
+from twinkle_services.gateway.credentials import (
     METHODS,
     SERVICES,
     Access,
     Scope,
     requirement_of,
 )
-from services.gateway.forwarding.open import FORWARDED
+from twinkle_services.gateway.forwarding.open import FORWARDED
 
 
 def contract_methods() -> dict[str, str]:

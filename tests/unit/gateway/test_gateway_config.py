@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.config import GatewayConfig, QuotasConfig
-from services.gateway.quotas.open import default_quota
-from services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT
+from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
+from twinkle_services.gateway.quotas.open import default_quota
+from twinkle_services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT
 
 
 @pytest.mark.parametrize(

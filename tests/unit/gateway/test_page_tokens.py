@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.page_tokens import next_token, page_from_proto
-from services.gateway.paging import Cursor
-from services.kit.errors import InvalidArgument, InvalidPageToken
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.paging import Cursor
+from twinkle_services.kit.errors import InvalidArgument, InvalidPageToken
 
 QUERY = ('ListRuns', 'alice', '')
 

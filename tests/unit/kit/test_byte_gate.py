@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.kit.byte_gate import ByteGate
-from services.kit.errors import BytesFull
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.errors import BytesFull
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.kit.worker import completed
+from twinkle_services.kit.worker import completed
 
 
 @pytest.mark.parametrize('cancellations', [1, 2, 3])

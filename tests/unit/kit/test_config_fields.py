@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from services.kit.config import ServiceConfig, load_config
-from services.kit.config_fields import FieldDescription, describe_fields, help_text
+from twinkle_services.kit.config import ServiceConfig, load_config
+from twinkle_services.kit.config_fields import FieldDescription, describe_fields, help_text
 
 SERVICES = ('checkpoint', 'data', 'gateway', 'model', 'sampler')
 
@@ -72,7 +72,7 @@ def test_fields_of_the_base_class_are_described() -> None:
 @pytest.mark.parametrize('service', SERVICES)
 def test_every_field_of_a_service_has_a_meaning(service: str) -> None:
     """No field of a shipped service lacks a docstring, and no type is shown as Python code."""
-    module = importlib.import_module(f'services.{service}.config')
+    module = importlib.import_module(f'twinkle_services.{service}.config')
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ServiceConfig)]
     (config_class,) = [kind for kind in kinds if kind.service == service]
     fields = list(describe_fields(config_class))

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from services.kit.errors import AdapterNotFound
-from services.kit.rpc.call import Call, cancelled_if_disconnected
-from services.kit.rpc.layers import map_errors
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.kit.rpc.call import Call, cancelled_if_disconnected
+from twinkle_services.kit.rpc.layers import map_errors
 
 
 class _Disconnected:

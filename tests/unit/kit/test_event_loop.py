@@ -5,7 +5,7 @@ import time
 
 from fixtures.recorded_metrics import metric
 from fixtures.stalls import StallMeter
-from services.kit.telemetry.event_loop import ServiceLoop, run_service
+from twinkle_services.kit.telemetry.event_loop import ServiceLoop, run_service
 
 BLOCKED_SECONDS = 0.3
 

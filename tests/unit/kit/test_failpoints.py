@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.failpoints import (
+from twinkle_services.kit.failpoints import (
     ATTEMPT_FAILPOINTS,
     EXPIRY_FAILPOINTS,
     FAILPOINTS,
@@ -38,7 +38,7 @@ ALL_FAILPOINTS = (
 )
 
 PROGRAM = """
-from services.kit.failpoints import reach
+from twinkle_services.kit.failpoints import reach
 for name in ('operation.begun', 'journal.commit.before', 'journal.commit.before', 'journal.commit.before'):
     reach(name)
     print(name, flush=True)

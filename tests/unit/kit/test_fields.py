@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import (
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import (
     adapter_id_from_proto,
     duration_from_proto,
     id_from_proto,

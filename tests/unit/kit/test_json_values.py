@@ -7,7 +7,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.rpc.json_values import dict_from_struct, struct_of
+from twinkle_services.kit.rpc.json_values import dict_from_struct, struct_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False) | st.text(),

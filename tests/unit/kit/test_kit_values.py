@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.clock import FakeClock
-from services.kit.config import ServiceConfig, load_config
-from services.kit.errors import InvalidField, InvalidPageToken
-from services.kit.ids import new_id
-from services.kit.paging import page_token_after, parse_page
-from services.kit.worker import SingleWorker
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.config import ServiceConfig, load_config
+from twinkle_services.kit.errors import InvalidField, InvalidPageToken
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.worker import SingleWorker
 
 
 class ProbeConfig(ServiceConfig):

@@ -12,7 +12,7 @@ from fixtures.tiers import mostly_slow
 
 PROGRAM = """
 import logging, resource, structlog
-from services.kit.telemetry import TelemetryConfig, start_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, start_telemetry
 start_telemetry(TelemetryConfig(is_log_json=IS_JSON), service='test')
 log = structlog.get_logger('test')
 log.error('before')
@@ -43,7 +43,7 @@ def test_full_disk_fails_no_log_call(tmp_path: Path) -> None:
 
 FORMS = """
 import logging, structlog
-from services.kit.telemetry import TelemetryConfig, start_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, start_telemetry
 start_telemetry(TelemetryConfig(is_log_json=IS_JSON), service='test')
 structlog.get_logger().warning('own line')
 logging.getLogger('library').info('not logged')
@@ -81,7 +81,7 @@ WRITERS = {
 WRITING_PROGRAM = """
 import os, subprocess, time, structlog
 from pathlib import Path
-from services.kit.telemetry import TelemetryConfig, start_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, start_telemetry
 path, limit_bytes = Path('PATH'), LIMIT
 start_telemetry(TelemetryConfig(log_file=path, log_file_bytes=limit_bytes), service='test')
 log = structlog.get_logger('test')

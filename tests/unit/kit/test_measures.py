@@ -8,9 +8,9 @@ import pytest
 
 from fixtures.recorded_metrics import metric, metrics_page, series
 from fixtures.source_tree import ROOT
-from services.kit.telemetry import measures
-from services.kit.telemetry.instruments import OTHER, Counter, Gauge, Histogram
-from services.model.domain.operation import Verb
+from twinkle_services.kit.telemetry import measures
+from twinkle_services.kit.telemetry.instruments import OTHER, Counter, Gauge, Histogram
+from twinkle_services.model.domain.operation import Verb
 
 HOSTILE = ['', 'x' * 1000, '"} 1\nforged 1', 'ForwardBackward ', '../../etc', '\u202e', *map(str, range(200))]
 KNOWN_LABELS = {'method', 'status', 'route', 'outcome', 'quota', 'verb', 'state', 'kind', 'encoding', 'cause'}

@@ -3,9 +3,9 @@
 import torch
 
 from fixtures.recorded_metrics import metric, metrics_page
-from services.kit.telemetry import measures
 from twinkle.nn import device_memory
 from twinkle.telemetry import CudaMemory, gpu_memory, summed
+from twinkle_services.kit.telemetry import measures
 
 
 class FakeCuda:

@@ -5,10 +5,16 @@ import threading
 import pytest
 from google.protobuf.message import Message
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.message_bounds import MAX_LIST_ITEMS, MAX_OPTION_BYTES, THREAD_BYTES, check_options, convert_large
 from twinkle.api.model.v1 import training_config_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.message_bounds import (
+    MAX_LIST_ITEMS,
+    MAX_OPTION_BYTES,
+    THREAD_BYTES,
+    check_options,
+    convert_large,
+)
 
 SCHEDULER = 'training_config.lr_scheduler.options'
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.message_elements import MAX_ELEMENTS, check_elements
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.api.model.v1 import training_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.message_elements import MAX_ELEMENTS, check_elements
 
 Path = tuple[int, ...]
 """Field numbers from a message to one of its fields."""

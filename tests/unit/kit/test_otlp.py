@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 PROGRAM = """
-from services.kit.telemetry import TelemetryConfig, measures, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, measures, start_telemetry, stop_telemetry
 start_telemetry(TelemetryConfig(), service='data')
 measures.quota_refusals.add(3, 'datasets')
 stop_telemetry()
@@ -28,7 +28,7 @@ trace.get_tracer('program').start_span('step').end()
 """
 SERVICE_PROGRAM = """
 from opentelemetry import trace
-from services.kit.telemetry import TelemetryConfig, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, start_telemetry, stop_telemetry
 start_telemetry(TelemetryConfig(), service='data')
 trace.get_tracer('program').start_span('step').end()
 stop_telemetry()

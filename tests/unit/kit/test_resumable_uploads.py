@@ -16,10 +16,18 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kit.clock import FakeClock
-from services.kit.errors import DataLoss, DigestMismatch, DiskFull, InUse, InvalidField, QuotaExceeded, StreamOutOfOrder
-from services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
-from services.kit.upload_folder import UploadChunk, UploadHeader
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import (
+    DataLoss,
+    DigestMismatch,
+    DiskFull,
+    InUse,
+    InvalidField,
+    QuotaExceeded,
+    StreamOutOfOrder,
+)
+from twinkle_services.kit.resumable_uploads import Upload, UploadQuota, UploadRules, UploadStore
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
 
 HOUR = timedelta(hours=1)
 BINDING = UploadRules(time_to_live=HOUR, byte_quota=UploadQuota('bytes', 100), upload_quota=UploadQuota('uploads', 3))
@@ -388,7 +396,7 @@ def test_a_chunk_that_is_stored_in_part_leaves_no_bytes(tmp_path: Path) -> None:
     program = (
         'import resource, sys\n'
         'from pathlib import Path\n'
-        'from services.kit.upload_folder import append\n'
+        'from twinkle_services.kit.upload_folder import append\n'
         'resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))\n'
         'try:\n'
         '    append(Path(sys.argv[1]), memoryview(bytes(100)))\n'

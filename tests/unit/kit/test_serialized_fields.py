@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.rpc.serialized_fields import MAX_FIELDS, UnreadableMessageError, has_field, peek_text
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.kit.rpc.serialized_fields import MAX_FIELDS, UnreadableMessageError, has_field, peek_text
 
 
 def _request(adapter_id: str, *, number: int = 3) -> training_service_pb2.ExecuteRequest:

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.kit.caller import Caller
-from services.kit.errors import QueueFull
-from services.kit.rpc.call import Call
-from services.kit.rpc.layers import Layer, share_calls
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import QueueFull
+from twinkle_services.kit.rpc.call import Call
+from twinkle_services.kit.rpc.layers import Layer, share_calls
 
 
 async def _fill(share: Layer, stack: AsyncExitStack, tenant_id: str, *, is_internal: bool = False) -> int:

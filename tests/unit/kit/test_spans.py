@@ -12,7 +12,7 @@ import sys
 import structlog
 from pathlib import Path
 from opentelemetry import trace
-from services.kit.telemetry import TelemetryConfig, spans, start_telemetry, stop_telemetry
+from twinkle_services.kit.telemetry import TelemetryConfig, spans, start_telemetry, stop_telemetry
 folder = Path(sys.argv[1]) if sys.argv[1:] else None
 start_telemetry(TelemetryConfig(is_log_json=True, trace_dir=folder), service='data')
 log = structlog.get_logger('test')

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fixtures.certificates import long_ago, make_authority, tls_of
-from services.checkpoint.config import CheckpointConfig
-from services.data.config import DataConfig
-from services.gateway.config import GatewayConfig
-from services.kit.certificates import make_certificates
-from services.kit.config import ServiceConfig, load_config
-from services.kit.tls import TlsConfig, TlsFiles, load_material, shared_files
-from services.model.config import ModelConfig
-from services.sampler.config import SamplerConfig
+from twinkle_services.checkpoint.config import CheckpointConfig
+from twinkle_services.data.config import DataConfig
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.kit.certificates import make_certificates
+from twinkle_services.kit.config import ServiceConfig, load_config
+from twinkle_services.kit.tls import TlsConfig, TlsFiles, load_material, shared_files
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.sampler.config import SamplerConfig
 
 
 @pytest.fixture(scope='module')

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from services.kit.clock import FakeClock
-from services.kit.errors import ChunkCorrupt, DigestMismatch, InvalidField, StoredDataDamaged
-from services.kit.resumable_uploads import Upload, UploadRules, UploadStore
-from services.kit.rpc.uploads import blake3_from_proto, sha256_from_proto, upload_chunk_from_proto
-from services.kit.upload_folder import UploadChunk, UploadHeader
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import ChunkCorrupt, DigestMismatch, InvalidField, StoredDataDamaged
+from twinkle_services.kit.resumable_uploads import Upload, UploadRules, UploadStore
+from twinkle_services.kit.rpc.uploads import blake3_from_proto, sha256_from_proto, upload_chunk_from_proto
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
 
 DATA = b'0123456789'
 OTHER = b'01234x6789'

@@ -5,13 +5,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.weights.wire import codec
-from services.kit.weights.wire.convert_frames import frame_of
-from services.kit.weights.wire.convert_manifest import chunk_to_proto
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.kit.weights.wire import codec
+from twinkle_services.kit.weights.wire.convert_frames import frame_of
+from twinkle_services.kit.weights.wire.convert_manifest import chunk_to_proto
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1, -1, 127, 128, 1 << 20])
 chunks = st.builds(StateChunk, offset=_INT64, data=st.binary(max_size=400), checksum=_INT64)

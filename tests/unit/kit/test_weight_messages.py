@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.errors import InvalidField
-from services.kit.weights.wire import (
+from twinkle.api.model.v1 import training_config_pb2
+from twinkle.checkpoint_engine import iter_chunks, pack_state, value_at
+from twinkle.data_format import LoraConfig, TensorData
+from twinkle.data_format.lora import in_effect
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.weights.wire import (
     chunk_from_proto,
     chunk_to_proto,
     lora_config_from_proto,
@@ -15,10 +19,6 @@ from services.kit.weights.wire import (
     manifest_from_proto,
     manifest_to_proto,
 )
-from twinkle.api.model.v1 import training_config_pb2
-from twinkle.checkpoint_engine import iter_chunks, pack_state, value_at
-from twinkle.data_format import LoraConfig, TensorData
-from twinkle.data_format.lora import in_effect
 
 _NAMES = st.text(min_size=1, max_size=6)
 _PATHS = st.lists(st.sampled_from('abq'), min_size=1, max_size=4).map('.'.join)

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fixtures.tiers import mostly_slow
-from services.kit.errors import MemoryNotShared
-from services.kit.weights import SegmentRef, Segments, SegmentsConfig, open_segments
+from twinkle_services.kit.errors import MemoryNotShared
+from twinkle_services.kit.weights import SegmentRef, Segments, SegmentsConfig, open_segments
 
 
 @pytest.fixture

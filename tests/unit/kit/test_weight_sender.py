@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoint_service import make_state
-from services.kit.errors import InvalidField
-from services.kit.weights import (
+from twinkle.checkpoint_engine import PackedState, StateChunk, pack_state, unpack_state
+from twinkle.checkpoint_engine.delta import apply_delta
+from twinkle.data_format import TensorData
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.weights import (
     Base,
     BytesInMemory,
     Commit,
@@ -20,10 +23,7 @@ from services.kit.weights import (
     Sender,
     VersionTarget,
 )
-from services.kit.worker import Threads
-from twinkle.checkpoint_engine import PackedState, StateChunk, pack_state, unpack_state
-from twinkle.checkpoint_engine.delta import apply_delta
-from twinkle.data_format import TensorData
+from twinkle_services.kit.worker import Threads
 
 DELTA = frozenset({Encoding.DELTA})
 SHARED = frozenset({Encoding.DELTA, Encoding.SHARED_MEMORY})

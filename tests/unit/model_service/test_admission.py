@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from fixtures.model_verbs import let_others_run
-from services.kit.clock import FakeClock
-from services.kit.errors import Cancelled, QueueFull
-from services.model.application.admission import Admission, QueueLimits
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import Cancelled, QueueFull
+from twinkle_services.model.application.admission import Admission, QueueLimits
 
 
 class Harness:

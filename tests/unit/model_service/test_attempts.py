@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from services.kit.clock import FakeClock
-from services.model.application.attempts import MAX_ATTEMPTS, Attempts
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import OperationCrashed
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.model.application.attempts import MAX_ATTEMPTS, Attempts
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.errors import OperationCrashed
 
 WORK = 'ExportMerged of ad-1'
 REFUSAL = OperationCrashed('ad-1', 1)

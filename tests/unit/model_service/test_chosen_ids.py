@@ -8,14 +8,14 @@ import pytest
 from fixtures import journals
 from fixtures.crashing import ALICE, Service, StrictStore, start
 from fixtures.fake_trainer import BASE_MODEL
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, InvalidField, RequestIdReused
-from services.model.application.create_adapter import CreateAdapterRequest
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import AdapterIdTaken, JournalUnavailable
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, InvalidField, RequestIdReused
+from twinkle_services.model.application.create_adapter import CreateAdapterRequest
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import AdapterIdTaken, JournalUnavailable
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 BOB = Caller(tenant_id='bob', is_internal=True)
 CHOSEN = '0b5c:train:0'

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.kit.errors import InvalidField
-from services.model.api.convert_adapter import create_request_from_proto, save_prefix_from_proto
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.api.convert_adapter import create_request_from_proto, save_prefix_from_proto
 
 
 def request(**fields):

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from services.kit.errors import InvalidField
-from services.model.api.convert_adapter import cost_to_proto, estimate_request_from_proto
-from services.model.domain.plan import PlanCost
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.api.convert_adapter import cost_to_proto, estimate_request_from_proto
+from twinkle_services.model.domain.plan import PlanCost
 
 GOOD = {'base_model': 'tiny', 'batch_size': 4, 'sequence_tokens': 128}
 

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import struct_of
-from services.kit.rpc.tensors import tensor_to_proto
-from services.model.api.convert_config import training_config_from_proto, training_config_to_proto
-from services.model.api.convert_operation import operation_from_proto
-from services.model.api.convert_result import result_to_proto
-from services.model.domain import operation as domain
-from services.model.domain import result as outcome
-from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.api.data.v1 import input_feature_pb2
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import EXTRA_STREAMS, LayerHealth, StepResult
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.model.api.convert_config import training_config_from_proto, training_config_to_proto
+from twinkle_services.model.api.convert_operation import operation_from_proto
+from twinkle_services.model.api.convert_result import result_to_proto
+from twinkle_services.model.domain import operation as domain
+from twinkle_services.model.domain import result as outcome
+from twinkle_services.model.domain.training_config import Component, LossChoice, TrainingConfig
 
 VOCABULARY = 50
 

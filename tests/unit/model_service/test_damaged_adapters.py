@@ -7,9 +7,9 @@ import pytest
 
 from fixtures.crashing import ALICE, StrictStore, start
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound
-from services.model.domain.journal import Snapshot
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.model.domain.journal import Snapshot
 
 DAMAGES = {
     'record': "UPDATE adapters SET record = x'ff' WHERE key = 1",

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from fixtures.model_verbs import ALICE, Harness, let_others_run
-from services.kit.errors import AdapterNotFound
-from services.model.domain.operation import PublishVersion, Step
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.model.domain.operation import PublishVersion, Step
 
 
 async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:

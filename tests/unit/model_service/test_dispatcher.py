@@ -7,11 +7,11 @@ import pytest
 
 from fixtures.dispatching import Harness, adapter_of
 from fixtures.model_verbs import evaluation, let_others_run, training
-from services.kit.errors import AdapterNotFound, Cancelled, Draining, Internal, InvalidField
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import VerbRun
-from services.model.domain.operation import Forward, Step, Verb
-from services.model.domain.scheduler import ReadyVerb, Scheduler
+from twinkle_services.kit.errors import AdapterNotFound, Cancelled, Draining, Internal, InvalidField
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.operation import Forward, Step, Verb
+from twinkle_services.model.domain.scheduler import ReadyVerb, Scheduler
 
 
 async def test_ready_batches_of_several_adapters_run_together() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fixtures.journals import batch_operation, forward_result, result, step_operation, step_result
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import AdapterNotReady, LossNotFinite
-from services.model.domain.result import MetricResult
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import AdapterNotReady, LossNotFinite
+from twinkle_services.model.domain.result import MetricResult
 
 FORWARD = forward_result(batch_operation(1))
 STEP = step_result(step_operation(1))

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from fixtures import journals
 from fixtures.crashing import Died, StrictStore, create, start
-from services.kit.rpc.json_values import struct_of
-from services.model.api.convert_config import training_config_to_proto
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import JournalUnavailable
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
-from services.model.domain.sequence import is_refusal
-from services.model.domain.training_config import Component, TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.api.model.v1 import training_config_pb2
+from twinkle_services.kit.rpc.json_values import struct_of
+from twinkle_services.model.api.convert_config import training_config_to_proto
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import JournalUnavailable
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.sequence import is_refusal
+from twinkle_services.model.domain.training_config import Component, TrainingConfig
 
 Verb = Callable[[str, int], Any]
 """Creates an operation from an adapter id and a sequence number."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.kit.errors import InvalidField
-from services.model.backends.refusals import check_expert_size
 from twinkle.data_format import LoraConfig
 from twinkle.nn.targets import TargetLayers
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.backends.refusals import check_expert_size
 
 LAYERS = TargetLayers(
     {'model.layers.0.self_attn.q_proj': (2048, 4096)},

@@ -12,18 +12,18 @@ from structlog.testing import capture_logs
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, PoisonedTrainer, StrictStore, start
 from fixtures.model_verbs import let_others_run
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
-from services.kit.rpc.context import current_caller_or_none
-from services.model.application.attempts import MAX_ATTEMPTS
-from services.model.application.create_adapter import CreateAdapterRequest
-from services.model.assembly import make_limits, start_job
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.config import ModelConfig
-from services.model.domain.adapter import MAX_EXPIRED, ExpiredAdapter
-from services.model.domain.training_config import TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, ServiceUnreachable
+from twinkle_services.kit.rpc.context import current_caller_or_none
+from twinkle_services.model.application.attempts import MAX_ATTEMPTS
+from twinkle_services.model.application.create_adapter import CreateAdapterRequest
+from twinkle_services.model.assembly import make_limits, start_job
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.model.domain.adapter import MAX_EXPIRED, ExpiredAdapter
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 LIMIT = timedelta(days=90)
 PREFIX = 'adapter-expired'

@@ -11,8 +11,10 @@ from fixtures.fake_batches import FakeBatches, FakeLoader
 from fixtures.fake_trainer import VOCABULARY
 from fixtures.journals import CODEC
 from fixtures.model_verbs import FakePorts, create_request, let_others_run
-from services.kit.caller import Caller
-from services.kit.errors import (
+from twinkle.api.model.v1 import operation_pb2
+from twinkle.data_format import InputFeature
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import (
     AdapterNotFound,
     Cancelled,
     Draining,
@@ -21,18 +23,16 @@ from services.kit.errors import (
     ScopeMissing,
     ServiceUnreachable,
 )
-from services.kit.rpc.context import acting_for
-from services.model.api.convert_operation import operation_from_proto
-from services.model.application.fetch_batch import FetchBatch
-from services.model.application.operations import OperationState
-from services.model.application.train_stream import OperationFailure
-from services.model.backends.data_client import NoDataService
-from services.model.domain.errors import LoaderAtEnd, SequenceReused
-from services.model.domain.loader_batch import LoaderCursor
-from services.model.domain.operation import Operation, ZeroGrad
-from services.model.domain.result import OperationResult
-from twinkle.api.model.v1 import operation_pb2
-from twinkle.data_format import InputFeature
+from twinkle_services.kit.rpc.context import acting_for
+from twinkle_services.model.api.convert_operation import operation_from_proto
+from twinkle_services.model.application.fetch_batch import FetchBatch
+from twinkle_services.model.application.operations import OperationState
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.backends.data_client import NoDataService
+from twinkle_services.model.domain.errors import LoaderAtEnd, SequenceReused
+from twinkle_services.model.domain.loader_batch import LoaderCursor
+from twinkle_services.model.domain.operation import Operation, ZeroGrad
+from twinkle_services.model.domain.result import OperationResult
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train', 'data'}))
 

@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 
-from services.kit.errors import DomainError
-from services.model.backends.group.host import EngineHost
-from services.model.backends.group.loading import LoadOptions
-from services.model.domain.engine import AdapterState
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import TrainerEngine
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass
 from twinkle.nn import BaseSharding, PackedCausalLM
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.model.backends.group.host import EngineHost
+from twinkle_services.model.backends.group.loading import LoadOptions
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 
 class FullEngine(TrainerEngine):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
-from services.model.application.resident import ResidencyBounds
+from twinkle_services.model.application.resident import ResidencyBounds
 
 
 async def test_deletion_completes_after_its_caller_disconnects() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import add, batch_operation, forward_result, make_adapter, open_journal, state_of
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound
-from services.model.application.directory import AdapterDirectory
-from services.model.backends.journal.schema import JournalRefused
-from services.model.domain.errors import AdapterDamaged
-from services.model.domain.journal import Snapshot
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.model.application.directory import AdapterDirectory
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.domain.errors import AdapterDamaged
+from twinkle_services.model.domain.journal import Snapshot
 
 
 def _opened(folder: Path) -> sqlite3.Connection:

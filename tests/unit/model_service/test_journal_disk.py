@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fixtures.journals import CODEC, add, batch_operation, forward_result, make_adapter, open_journal, state_of
-from services.kit import sqlite_seals
-from services.model.backends.journal.schema import JournalRefused
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.domain.adapter import ExpiredAdapter
-from services.model.domain.errors import AdapterDamaged, JournalUnavailable
-from services.model.domain.journal import Snapshot
+from twinkle_services.kit import sqlite_seals
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.domain.adapter import ExpiredAdapter
+from twinkle_services.model.domain.errors import AdapterDamaged, JournalUnavailable
+from twinkle_services.model.domain.journal import Snapshot
 
 LARGE = 20_000
 """Number of tokens of a batch whose payload is stored in a file."""

@@ -8,15 +8,15 @@ import pytest
 
 from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_verbs import FakePorts, create_request, execute, let_others_run, training
-from services.kit.caller import Caller
-from services.kit.errors import BaseModelNotFound, Cancelled, InvalidField, ScopeMissing
-from services.model.application.resident import ResidencyBounds
-from services.model.application.service import ModelService
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import AdapterDescription
-from services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
-from services.model.domain.operation import Load, Save, Step, ZeroGrad
-from services.model.domain.result import SaveResult
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import BaseModelNotFound, Cancelled, InvalidField, ScopeMissing
+from twinkle_services.model.application.resident import ResidencyBounds
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import AdapterDescription
+from twinkle_services.model.domain.errors import FullParametersDisabled, ReplicaInUse, ReplicaLeased
+from twinkle_services.model.domain.operation import Load, Save, Step, ZeroGrad
+from twinkle_services.model.domain.result import SaveResult
 
 ALICE = Caller(tenant_id='alice', scopes=frozenset({'train'}))
 BOB = Caller(tenant_id='bob', scopes=frozenset({'train', 'full_parameters'}))

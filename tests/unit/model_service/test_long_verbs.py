@@ -7,11 +7,11 @@ import pytest
 
 from fixtures.dispatching import Harness
 from fixtures.model_verbs import let_others_run, training
-from services.kit.errors import Cancelled, Draining, Internal
-from services.model.domain.adapter import Adapter
-from services.model.domain.engine import VerbRun
-from services.model.domain.operation import Step
-from services.model.domain.scheduler import Scheduler
+from twinkle_services.kit.errors import Cancelled, Draining, Internal
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.operation import Step
+from twinkle_services.model.domain.scheduler import Scheduler
 
 
 class LongVerb:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.model.backends.group.loading import LoadOptions, load_engine
-from services.model.config import ModelConfig
 from twinkle.component import UnknownComponent
 from twinkle.plugin import PluginRefused, allowed_plugins, keep_plugins_out
+from twinkle_services.model.backends.group.loading import LoadOptions, load_engine
+from twinkle_services.model.config import ModelConfig
 
 
 def test_no_plugin_is_allowed_by_default():

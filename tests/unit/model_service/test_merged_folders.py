@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from fixtures.journals import make_adapter
-from services.kit.errors import DiskFull, QuotaExceeded
-from services.model.backends.merged_folders import MergedFolders
-from services.model.domain.engine import AdapterState
-from services.model.domain.errors import ExportUnavailable
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.errors import DiskFull, QuotaExceeded
+from twinkle_services.model.backends.merged_folders import MergedFolders
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.errors import ExportUnavailable
 
 HUGE_BYTES = 1 << 43
 """8 TiB, more than the free space of a test machine."""

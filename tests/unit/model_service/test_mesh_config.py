@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.model import replay
-from services.model.assembly import replay_environment
-from services.model.config import ModelConfig
+from twinkle_services.model import replay
+from twinkle_services.model.assembly import replay_environment
+from twinkle_services.model.config import ModelConfig
 
 REQUIRED = {'base_model': 'org/tiny', 'checkpoint_address': 'localhost:1', 'listen': '127.0.0.1:0'}
 

@@ -7,17 +7,17 @@ import pytest
 
 from fixtures import journals
 from fixtures.tiny_model import MAX_POSITIONS, build_tiny_model
-from services.kit.config import load_config
-from services.kit.rpc.server_info import ServerInfoServicer
-from services.model import replay
-from services.model.assembly import engine_name
-from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
-from services.model.backends.journal.schema import JournalRefused
-from services.model.config import ModelConfig
-from services.sampler.__main__ import server_facts
-from services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 from twinkle.api.server.v1.server_service_pb2 import Limits
 from twinkle.component import InvalidComponentOptions, UnknownComponent
+from twinkle_services.kit.config import load_config
+from twinkle_services.kit.rpc.server_info import ServerInfoServicer
+from twinkle_services.model import replay
+from twinkle_services.model.assembly import engine_name
+from twinkle_services.model.backends.group.loading import LoadOptions, facts_of, load_engine
+from twinkle_services.model.backends.journal.schema import JournalRefused
+from twinkle_services.model.config import ModelConfig
+from twinkle_services.sampler.__main__ import server_facts
+from twinkle_services.sampler.backends.torch_engine import TorchEngine, TorchEngineOptions
 
 PATCHES = {'RopeScalingPatch': {'factor': 2.0}}
 

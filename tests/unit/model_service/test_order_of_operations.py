@@ -12,8 +12,8 @@ from fixtures.model_verbs import (
     create_request,
     let_others_run,
 )
-from services.kit.caller import Caller
-from services.kit.errors import (
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
     Cancelled,
@@ -29,10 +29,10 @@ from services.kit.errors import (
     ScopeMissing,
     ServiceUnreachable,
 )
-from services.model.application.create_adapter import AdapterLimits
-from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
-from services.model.domain.operation import LrStep, PublishVersion, Save, Step, ZeroGrad
-from services.model.domain.result import PublishResult
+from twinkle_services.model.application.create_adapter import AdapterLimits
+from twinkle_services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
+from twinkle_services.model.domain.operation import LrStep, PublishVersion, Save, Step, ZeroGrad
+from twinkle_services.model.domain.result import PublishResult
 
 GATEWAY = Caller(tenant_id='', is_internal=True)
 

@@ -9,15 +9,15 @@ import pytest
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, StrictStore, create, start
 from fixtures.model_verbs import let_others_run
-from services.checkpoint.domain.errors import CheckpointExists
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, Cancelled, InternalOnly, ServiceUnreachable
-from services.model.application.create_adapter import CreateAdapterRequest
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import ReplicaLeased
-from services.model.domain.result import OperationResult
-from services.model.domain.training_config import TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle_services.checkpoint.domain.errors import CheckpointExists
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, Cancelled, InternalOnly, ServiceUnreachable
+from twinkle_services.model.application.create_adapter import CreateAdapterRequest
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.errors import ReplicaLeased
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 PREFIX = 'session-expired'
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.model.assembly import pass_size_of
-from services.model.config import ModelConfig
 from twinkle.model.pass_size import PassSize
+from twinkle_services.model.assembly import pass_size_of
+from twinkle_services.model.config import ModelConfig
 
 
 def _config(**fields: object) -> ModelConfig:

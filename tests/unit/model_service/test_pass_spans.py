@@ -7,13 +7,13 @@ from opentelemetry import trace
 
 from fixtures.dispatching import Harness
 from fixtures.model_verbs import let_others_run, training
-from services.kit.telemetry import spans
-from services.kit.telemetry.spans import MAX_LINKS
-from services.model.domain.adapter import Adapter
-from services.model.domain.operation import Step
-from services.model.domain.scheduler import Scheduler
 from twinkle.telemetry import SpanRecord, read_spans
 from twinkle_client.tracing import tracing_to
+from twinkle_services.kit.telemetry import spans
+from twinkle_services.kit.telemetry.spans import MAX_LINKS
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.operation import Step
+from twinkle_services.model.domain.scheduler import Scheduler
 
 _tracer = trace.get_tracer('test')
 

@@ -10,16 +10,16 @@ import pytest
 
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, PoisonedTrainer, Service, StrictStore, create, start
-from services.kit.errors import Disposition
-from services.model.application.attempts import MAX_ATTEMPTS
-from services.model.application.restore import MAX_RESTORES
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import AdapterDamaged, CreationCrashed, OperationCrashed
-from services.model.domain.operation import ExportMerged, Load, Operation, PublishVersion, Save
-from services.model.domain.result import OperationResult
-from services.model.ports import Journal
 from twinkle.api.model.v1 import operation_pb2
+from twinkle_services.kit.errors import Disposition
+from twinkle_services.model.application.attempts import MAX_ATTEMPTS
+from twinkle_services.model.application.restore import MAX_RESTORES
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import AdapterDamaged, CreationCrashed, OperationCrashed
+from twinkle_services.model.domain.operation import ExportMerged, Load, Operation, PublishVersion, Save
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.ports import Journal
 
 POISON = 29
 """Number of tokens of the batch that crashes the trainer."""

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from services.kit.errors import InvalidField
-from services.model.api.convert_verb import verb_from_proto
-from services.model.application.state_verbs import as_published
-from services.model.domain.engine import AdapterState
-from services.model.domain.operation import PublishVersion
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.api.convert_verb import verb_from_proto
+from twinkle_services.model.application.state_verbs import as_published
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.operation import PublishVersion
 
 STATE = AdapterState(
     lora_config=LoraConfig(r=1),

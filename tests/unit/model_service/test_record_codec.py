@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 
 from fixtures.journals import CODEC, batch_operation, make_adapter, operation
-from services.kit.errors import Internal, InvalidField
-from services.model.domain.divergence import first_difference
-from services.model.domain.errors import UndoTooFar
-from services.model.domain.result import LoadResult, MetricResult, OperationResult, PublishResult, Receipt, SaveResult
-from services.model.domain.training_config import Component, LossChoice, TrainingConfig
 from twinkle.data_format import ForwardResult, LayerHealth, LoraConfig, StepResult
+from twinkle_services.kit.errors import Internal, InvalidField
+from twinkle_services.model.domain.divergence import first_difference
+from twinkle_services.model.domain.errors import UndoTooFar
+from twinkle_services.model.domain.result import (
+    LoadResult,
+    MetricResult,
+    OperationResult,
+    PublishResult,
+    Receipt,
+    SaveResult,
+)
+from twinkle_services.model.domain.training_config import Component, LossChoice, TrainingConfig
 
 OUTCOMES = [
     None,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.model.backends.journal.environment import changed_environment
+from twinkle_services.model.backends.journal.environment import changed_environment
 
 
 def test_changes_are_returned_once(tmp_path: Path) -> None:

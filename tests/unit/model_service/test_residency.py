@@ -8,11 +8,11 @@ import pytest
 
 from fixtures import journals
 from fixtures.crashing import StrictStore, create, start
-from services.kit.errors import Internal
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import AdapterDamaged, BatchTooLarge, JournalUnavailable, OperationNotFound
-from services.model.domain.result import OperationResult
 from twinkle.api.model.v1 import operation_pb2 as wire
+from twinkle_services.kit.errors import Internal
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.errors import AdapterDamaged, BatchTooLarge, JournalUnavailable, OperationNotFound
+from twinkle_services.model.domain.result import OperationResult
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.scheduling import BUDGET, BusyAdapters, all_batches, ready_verb, run_pass, sizes
-from services.model.domain.scheduler import MAX_SIMULATED_BATCHES, QUICK_RUN, NextPass, ReadyVerb, Scheduler
+from twinkle_services.model.domain.scheduler import MAX_SIMULATED_BATCHES, QUICK_RUN, NextPass, ReadyVerb, Scheduler
 
 KEYS = ('train', 'evaluate', None)
 """Batch keys; a verb with the key `None` runs alone."""

@@ -8,10 +8,10 @@ import pytest
 
 from fixtures.fake_trainer import FakeTrainer
 from fixtures.model_verbs import ALICE, FakePorts, create_request, execute, let_others_run, training
-from services.kit.caller import Caller
-from services.model.application.service import ModelService
-from services.model.domain.adapter import Adapter
-from services.model.domain.operation import Save, Step
+from twinkle_services.kit.caller import Caller
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.operation import Save, Step
 
 
 class SequentialTrainer(FakeTrainer):

@@ -11,12 +11,13 @@ import pytest
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
 from fixtures.model_verbs import create_request
-from services.kit.caller import Caller
-from services.kit.errors import Draining
-from services.model.application.directory import AdapterEvent
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.engine import VerbRun
-from services.model.domain.operation import (
+from twinkle.data_format import ForwardResult, InputFeature, LoraConfig, StepResult
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Draining
+from twinkle_services.model.application.directory import AdapterEvent
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.engine import VerbRun
+from twinkle_services.model.domain.operation import (
     Backward,
     CalculateLoss,
     CalculateMetric,
@@ -31,10 +32,9 @@ from services.model.domain.operation import (
     Undo,
     ZeroGrad,
 )
-from services.model.domain.result import MetricResult
-from services.model.domain.step_metrics import MAX_REPORTS, StepMetrics, metrics_after
-from services.model.domain.training_config import TrainingConfig
-from twinkle.data_format import ForwardResult, InputFeature, LoraConfig, StepResult
+from twinkle_services.model.domain.result import MetricResult
+from twinkle_services.model.domain.step_metrics import MAX_REPORTS, StepMetrics, metrics_after
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 ADAPTER = 'ad-1'
 GATEWAY = Caller(tenant_id='', is_internal=True)

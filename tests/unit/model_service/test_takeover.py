@@ -11,14 +11,14 @@ import pytest
 
 from fixtures.journals import add, batch_operation, creation_of, forward_result, make_adapter, open_journal, state_of
 from fixtures.tiers import mostly_slow
-from services.kit.errors import InvalidField
-from services.kit.failpoints import TAKEOVER_FAILPOINTS, VARIABLE
-from services.model.backends.journal.environment import log_environment_changes
-from services.model.backends.journal.schema import DATABASE, JournalRefused
-from services.model.backends.journal.sqlite_journal import SqliteJournal
-from services.model.domain.adapter import Adapter, ExpiredAdapter
-from services.model.domain.errors import TakeoverRefused
-from services.model.domain.journal import Snapshot
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.failpoints import TAKEOVER_FAILPOINTS, VARIABLE
+from twinkle_services.model.backends.journal.environment import log_environment_changes
+from twinkle_services.model.backends.journal.schema import DATABASE, JournalRefused
+from twinkle_services.model.backends.journal.sqlite_journal import SqliteJournal
+from twinkle_services.model.domain.adapter import Adapter, ExpiredAdapter
+from twinkle_services.model.domain.errors import TakeoverRefused
+from twinkle_services.model.domain.journal import Snapshot
 
 LARGE = 20_000
 """Number of tokens of a batch whose payload is stored in a file."""

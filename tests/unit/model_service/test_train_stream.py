@@ -17,13 +17,13 @@ from fixtures.model_verbs import (
     operation_of,
     training,
 )
-from services.kit.errors import DomainError, InvalidField, QueueFull, ServiceUnreachable
-from services.model.application.admission import QueueLimits
-from services.model.application.service import ModelService
-from services.model.application.train_stream import WINDOW, OperationFailure
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import LossNotFinite, SequenceGap
-from services.model.domain.operation import LrStep, Operation, PublishVersion, Step, ZeroGrad
+from twinkle_services.kit.errors import DomainError, InvalidField, QueueFull, ServiceUnreachable
+from twinkle_services.model.application.admission import QueueLimits
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.application.train_stream import WINDOW, OperationFailure
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import LossNotFinite, SequenceGap
+from twinkle_services.model.domain.operation import LrStep, Operation, PublishVersion, Step, ZeroGrad
 
 
 class Sender:

@@ -6,12 +6,12 @@ from typing import Any
 from fixtures import journals
 from fixtures.crashing import ALICE, Died, Service, StrictStore, start
 from fixtures.model_verbs import create_request
-from services.kit.errors import QuotaExceeded
-from services.model.backends.journal.memory import MemoryJournal
-from services.model.domain.errors import SequenceReused
-from services.model.domain.training_config import TrainingConfig
 from twinkle.api.model.v1 import operation_pb2 as wire
 from twinkle.data_format import LoraConfig
+from twinkle_services.kit.errors import QuotaExceeded
+from twinkle_services.model.backends.journal.memory import MemoryJournal
+from twinkle_services.model.domain.errors import SequenceReused
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 ADAPTER = 'ad-1'
 LENGTHS = (3, 5, 8)

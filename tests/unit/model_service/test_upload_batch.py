@@ -11,12 +11,19 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import DigestMismatch, InUse, InvalidField, ScopeMissing, StreamOutOfOrder, UploadNotFound
-from services.kit.resumable_uploads import UploadRules, UploadStore
-from services.kit.upload_folder import UploadChunk, UploadHeader
-from services.model.application.upload_batch import ReadUpload, UploadBatch
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import (
+    DigestMismatch,
+    InUse,
+    InvalidField,
+    ScopeMissing,
+    StreamOutOfOrder,
+    UploadNotFound,
+)
+from twinkle_services.kit.resumable_uploads import UploadRules, UploadStore
+from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
+from twinkle_services.model.application.upload_batch import ReadUpload, UploadBatch
 
 ALICE = Caller(tenant_id='alice', key_id='k', scopes=frozenset({'train'}))
 BOB = Caller(tenant_id='bob', key_id='k', scopes=frozenset({'train'}))

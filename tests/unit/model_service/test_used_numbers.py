@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from fixtures.model_verbs import ALICE, FakePorts, create_request, execute, let_others_run
-from services.kit.errors import InvalidField
-from services.model.application.service import ModelService
-from services.model.domain.errors import SequenceReused
-from services.model.domain.operation import Step, Verb, ZeroGrad
-from services.model.domain.result import OperationResult
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.domain.errors import SequenceReused
+from twinkle_services.model.domain.operation import Step, Verb, ZeroGrad
+from twinkle_services.model.domain.result import OperationResult
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from fixtures.model_verbs import ALICE, BOB, FakePorts, create_request, execute, let_others_run, training
-from services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
-from services.model.application.admission import QueueLimits
-from services.model.application.operations import OperationState
-from services.model.application.resident import ResidencyBounds
-from services.model.application.service import ModelService
-from services.model.application.train_stream import OperationFailure
-from services.model.domain.adapter import Adapter
-from services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
-from services.model.domain.journal import RecordEntry
-from services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
-from services.model.domain.result import OperationResult, Receipt
-from services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, Action, OperationSequence
 from twinkle.data_format import ForwardResult
+from twinkle_services.kit.errors import AdapterNotFound, Cancelled, Draining, InvalidField
+from twinkle_services.model.application.admission import QueueLimits
+from twinkle_services.model.application.operations import OperationState
+from twinkle_services.model.application.resident import ResidencyBounds
+from twinkle_services.model.application.service import ModelService
+from twinkle_services.model.application.train_stream import OperationFailure
+from twinkle_services.model.domain.adapter import Adapter
+from twinkle_services.model.domain.errors import LossNotFinite, OperationNotFound, SequenceGap, SequenceReused
+from twinkle_services.model.domain.journal import RecordEntry
+from twinkle_services.model.domain.operation import LrStep, Operation, Step, Verb, ZeroGrad
+from twinkle_services.model.domain.result import OperationResult, Receipt
+from twinkle_services.model.domain.sequence import RECORD_BYTES, RECORD_LENGTH, Action, OperationSequence
 
 LONG = timedelta(seconds=1000)
 

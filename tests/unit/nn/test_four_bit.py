@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from torch import nn
 
 from fixtures import isolation
-from services.model.config import ModelConfig
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.infra import DeviceMesh
 from twinkle.model import TransformersModel
@@ -21,6 +20,7 @@ from twinkle.model.engine.mesh_engine import EngineOptions, load_on_mesh
 from twinkle.nn import PackedCausalLM, UnsupportedModel
 from twinkle.nn.four_bit import FourBitLinear, FourBitWeight, quantize
 from twinkle.nn.lora_linear import AdaptedLinear
+from twinkle_services.model.config import ModelConfig
 
 LOSS_TOLERANCE = 0.05
 """Maximum difference of a random tiny model's loss from its loss with the original weights, relative to the loss."""

@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from fixtures.fake_sampler_engine import FakeSamplerEngine
-from services.kit.caller import Caller
-from services.sampler.application.admission import Admission
-from services.sampler.application.engine_control import EngineControl, PauseMode
-from services.sampler.domain.running_requests import RunningRequest, RunningRequests
+from twinkle_services.kit.caller import Caller
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.application.engine_control import EngineControl, PauseMode
+from twinkle_services.sampler.domain.running_requests import RunningRequest, RunningRequests
 
 OPERATOR = Caller(tenant_id='operator', scopes=frozenset({'operator'}))
 

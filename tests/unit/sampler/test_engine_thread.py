@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fixtures.engine_runs import make_engine
-from services.sampler.backends.engine_thread import EngineThread
-from services.sampler.backends.mailbox import Mailbox
-from services.sampler.domain.errors import EngineFailed
 from twinkle.data_format import SamplingParams, StopReason
 from twinkle.nn import PackedCausalLM
 from twinkle.sampler.engine import TokenEvent
+from twinkle_services.sampler.backends.engine_thread import EngineThread
+from twinkle_services.sampler.backends.mailbox import Mailbox
+from twinkle_services.sampler.domain.errors import EngineFailed
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
 

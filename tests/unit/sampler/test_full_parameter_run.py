@@ -12,13 +12,13 @@ import pytest
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
-from services.kit.caller import Caller
-from services.kit.errors import VersionNotFound
-from services.sampler.application.full_parameter_run import FullParameterRun
-from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights
-from services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
-from services.sampler.ports import WeightUpdate
 from twinkle.data_format import TensorData
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import VersionNotFound
+from twinkle_services.sampler.application.full_parameter_run import FullParameterRun
+from twinkle_services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights
+from twinkle_services.sampler.domain.errors import AdapterMisfit, EngineInUse, VersionNotReady
+from twinkle_services.sampler.ports import WeightUpdate
 
 ALICE = Caller(tenant_id='alice')
 RUN = AdapterKey('alice', 'full')

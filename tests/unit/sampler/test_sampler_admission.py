@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from fixtures.fake_sampler_engine import FakeSamplerEngine
-from services.kit.errors import QueueFull
-from services.sampler.application.admission import Admission
-from services.sampler.application.replica import Replica
-from services.sampler.domain.errors import EnginePaused
-from services.sampler.domain.running_requests import RunningRequest
+from twinkle_services.kit.errors import QueueFull
+from twinkle_services.sampler.application.admission import Admission
+from twinkle_services.sampler.application.replica import Replica
+from twinkle_services.sampler.domain.errors import EnginePaused
+from twinkle_services.sampler.domain.running_requests import RunningRequest
 
 
 def request(tenant_id: str, name: str = 'r') -> RunningRequest:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.errors import InvalidField
-from services.sampler.domain.adapter import AdapterKey, CheckpointFacts, VersionKey
-from services.sampler.domain.errors import ContextExceeded, RequestIdTaken, RequestNotFound
-from services.sampler.domain.fair_queue import FairQueue
-from services.sampler.domain.generation import MAX_EXPERT_BYTES, EngineFacts, check_fits
-from services.sampler.domain.residency import Residency, ResidentVersion
-from services.sampler.domain.running_requests import RunningRequests
 from twinkle.data_format import PromptProbe, SamplingParams
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.sampler.domain.adapter import AdapterKey, CheckpointFacts, VersionKey
+from twinkle_services.sampler.domain.errors import ContextExceeded, RequestIdTaken, RequestNotFound
+from twinkle_services.sampler.domain.fair_queue import FairQueue
+from twinkle_services.sampler.domain.generation import MAX_EXPERT_BYTES, EngineFacts, check_fits
+from twinkle_services.sampler.domain.residency import Residency, ResidentVersion
+from twinkle_services.sampler.domain.running_requests import RunningRequests
 
 FACTS = EngineFacts(
     base_model='tiny', context_tokens=10, vocabulary_size=320, parameter_count=1, dtype='float32', max_sequences=2

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.sampler.api.convert_responses import completed_to_proto
-from services.sampler.application.batch import CompletedPrompt, CompletedSequence
-from services.sampler.domain.generation import PromptComputed
 from twinkle.data_format import SampledSequence, SampleResponse
 from twinkle.sampler import TorchSampler
 from twinkle_client.convert.features import features_to_proto
 from twinkle_client.sampler.results import sample_response
+from twinkle_services.sampler.api.convert_responses import completed_to_proto
+from twinkle_services.sampler.application.batch import CompletedPrompt, CompletedSequence
+from twinkle_services.sampler.domain.generation import PromptComputed
 
 CHAT = {
     'messages': [

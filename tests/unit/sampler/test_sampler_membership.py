@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from services.kit.errors import ServiceUnreachable
-from services.sampler.application.membership import Membership
-from services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
-from services.sampler.domain.generation import EngineLoad
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.sampler.application.membership import Membership
+from twinkle_services.sampler.domain.fleet import LeaseRenewal, Registration, ReplicaReport
+from twinkle_services.sampler.domain.generation import EngineLoad
 
 LEASE = timedelta(seconds=0.3)
 

@@ -5,15 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.tensors import tensor_to_proto
-from services.sampler.api.convert import sample_from_proto
-from services.sampler.api.convert_params import MAX_CHOICES, MAX_FORM_LENGTH, MAX_REGEX_LENGTH, params_from_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import PromptProbe, SamplingParams, StructuredOutput
 from twinkle.data_format.prompt_probe import MAX_DRAWS, MAX_TARGET_ELEMENTS, MAX_TARGETS
 from twinkle_client import convert
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
+from twinkle_services.sampler.api.convert import sample_from_proto
+from twinkle_services.sampler.api.convert_params import (
+    MAX_CHOICES,
+    MAX_FORM_LENGTH,
+    MAX_REGEX_LENGTH,
+    params_from_proto,
+)
 
 SCHEMA = {'type': 'object', 'properties': {'n': {'type': 'integer', 'minimum': 0}}, 'required': ['n']}
 FORMS = (

@@ -10,12 +10,12 @@ import pytest
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
-from services.kit.caller import Caller
-from services.kit.errors import AdapterNotFound, InvalidField, VersionNotFound
-from services.sampler.application.adapter_versions import AdapterVersions, Retention
-from services.sampler.domain.adapter import AdapterChoice
-from services.sampler.domain.errors import AdapterMisfit, VersionNotReady
 from twinkle.data_format import TensorData
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import AdapterNotFound, InvalidField, VersionNotFound
+from twinkle_services.sampler.application.adapter_versions import AdapterVersions, Retention
+from twinkle_services.sampler.domain.adapter import AdapterChoice
+from twinkle_services.sampler.domain.errors import AdapterMisfit, VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()

@@ -10,13 +10,19 @@ import pytest
 from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.sampled import lora_weights
 from fixtures.sampler_service import FakeWeightSource
-from services.kit.caller import Caller
-from services.kit.errors import Unavailable, VersionNotFound
-from services.sampler.application.adapter_versions import AdapterVersions
-from services.sampler.application.fetches import MAX_UNAWAITED
-from services.sampler.application.versions_protocol import Retention
-from services.sampler.domain.adapter import AdapterChoice, AdapterKey, AdapterWeights, CheckpointFacts, VersionKey
-from services.sampler.domain.errors import VersionNotReady
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Unavailable, VersionNotFound
+from twinkle_services.sampler.application.adapter_versions import AdapterVersions
+from twinkle_services.sampler.application.fetches import MAX_UNAWAITED
+from twinkle_services.sampler.application.versions_protocol import Retention
+from twinkle_services.sampler.domain.adapter import (
+    AdapterChoice,
+    AdapterKey,
+    AdapterWeights,
+    CheckpointFacts,
+    VersionKey,
+)
+from twinkle_services.sampler.domain.errors import VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.caller import Caller
-from services.kit.tls import TlsConfig
-from services.sampler.backends.weight_sources import WeightSources
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.tls import TlsConfig
+from twinkle_services.sampler.backends.weight_sources import WeightSources
 
 
 async def test_relay_without_a_channel_raises_the_cause(tmp_path: Path) -> None:

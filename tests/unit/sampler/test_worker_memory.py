@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from services.sampler.backends.worker_memory import WorkerMemory
 from twinkle.sampler.errors import EngineFailed
+from twinkle_services.sampler.backends.worker_memory import WorkerMemory
 
 
 class FakeWorkers:

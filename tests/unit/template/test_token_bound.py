@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from fixtures.chat_templates import CHATML
-from services.sampler.backends.prompt_encoder import PromptEncoder
-from services.sampler.domain.errors import ContextExceeded
-from services.sampler.domain.generation import ChatPrompt, EngineFacts, TextPrompt
 from twinkle.data_format import Message, Trajectory
 from twinkle.template.token_bound import TokenBound
+from twinkle_services.sampler.backends.prompt_encoder import PromptEncoder
+from twinkle_services.sampler.domain.errors import ContextExceeded
+from twinkle_services.sampler.domain.generation import ChatPrompt, EngineFacts, TextPrompt
 
 
 def byte_level(normalizer: normalizers.Normalizer | None = None, *, without: str = '') -> tokenizers.Tokenizer:

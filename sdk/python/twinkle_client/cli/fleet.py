@@ -112,7 +112,7 @@ def join(
     }
     words = [word for name, value in settings.items() if value for word in ('--set', f'{name}={value}')]
     # The sampler replaces this process, so that it receives signals directly.
-    os.execv(sys.executable, [sys.executable, '-m', 'services.sampler', *words])  # noqa: S606 (no shell is needed)
+    os.execv(sys.executable, [sys.executable, '-m', 'twinkle_services.sampler', *words])  # noqa: S606 (no shell is needed)
 
 
 @app.command('drain')

@@ -1,7 +1,7 @@
 """Certificates of local stacks.
 
-The certificates are created by `services.kit.certificates` in a subprocess, because the dependencies of that module are
-not installed with the client alone.
+The certificates are created by `twinkle_services.kit.certificates` in a subprocess, because the dependencies of that
+module are not installed with the client alone.
 """
 
 import json
@@ -18,7 +18,7 @@ from twinkle_client.stack.options import SERVICES
 from twinkle_client.stack.spawning import service_of
 from twinkle_client.stack.state import reachable
 
-_TOOL = 'services.kit.certificates'
+_TOOL = 'twinkle_services.kit.certificates'
 _RENEW_BEFORE = timedelta(days=30)
 """A starting stack renews the certificates of services if a certificate expires within this time."""
 

@@ -21,7 +21,7 @@ def check_sections(sections: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _problems(service: str, section: Mapping[str, Any]) -> list[str]:
     # The services are installed by an extra, and not with the client alone.
-    module = importlib.import_module(f'services.{service}.config')
+    module = importlib.import_module(f'twinkle_services.{service}.config')
     return problems_of(service, getattr(module, f'{service.capitalize()}Config'), section)
 
 

@@ -113,7 +113,7 @@ class Spawner:
         # The service bounds the size of its log; a JSON string is also a YAML string.
         words = ['--config', str(self.config_path(name)), '--set', f'telemetry.log_file={json.dumps(str(log))}']
         command = Command(
-            arguments=[*self._launcher(name), '-m', f'services.{service_of(name)}', *words],
+            arguments=[*self._launcher(name), '-m', f'twinkle_services.{service_of(name)}', *words],
             log=log,
             folder=self._folder,
             listen=listen or settings.get('listen', FREE_PORT),

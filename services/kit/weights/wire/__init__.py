@@ -1,11 +1,11 @@
 """Weights on the wire: conversion of frames and manifests to messages, the chunk codec, and the client.
 
 Trainers publish, samplers subscribe and relay, and the checkpoint service stores. All use WeightStreamService through
-this package. The values themselves are in `services.kit.weights`.
+this package. The values themselves are in `twinkle_services.kit.weights`.
 """
 
-from services.kit.weights.wire.client import Synced, WeightClient
-from services.kit.weights.wire.convert_frames import (
+from twinkle_services.kit.weights.wire.client import Synced, WeightClient
+from twinkle_services.kit.weights.wire.convert_frames import (
     encoding_from_proto,
     fetch_options_from_proto,
     frame_of,
@@ -15,15 +15,19 @@ from services.kit.weights.wire.convert_frames import (
     receiver_options_from_proto,
     segment_from_proto,
 )
-from services.kit.weights.wire.convert_lora_config import MAX_NAMES, lora_config_from_proto, lora_config_to_proto
-from services.kit.weights.wire.convert_manifest import (
+from twinkle_services.kit.weights.wire.convert_lora_config import (
+    MAX_NAMES,
+    lora_config_from_proto,
+    lora_config_to_proto,
+)
+from twinkle_services.kit.weights.wire.convert_manifest import (
     chunk_from_proto,
     chunk_to_proto,
     manifest_from_proto,
     manifest_to_proto,
 )
-from services.kit.weights.wire.handlers import WeightStreamStub, add_weight_stream
-from services.kit.weights.wire.receiver import ReceivedState
+from twinkle_services.kit.weights.wire.handlers import WeightStreamStub, add_weight_stream
+from twinkle_services.kit.weights.wire.receiver import ReceivedState
 
 __all__ = [
     'MAX_NAMES',

@@ -14,14 +14,23 @@ from typing import Any
 
 import grpc
 
-from services.kit.errors import DomainError, MemoryNotShared
-from services.kit.rpc.status import error_from_call
-from services.kit.weights import Devices, Segments
-from services.kit.weights.wire.convert_frames import encodings_to_proto, frame_of, segment_to_proto, transports_to_proto
-from services.kit.weights.wire.convert_manifest import fill_manifest
-from services.kit.weights.wire.handlers import WeightStreamStub
-from services.kit.weights.wire.outgoing import Outgoing, place
-from services.kit.weights.wire.receiver import (
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
+from twinkle.checkpoint_engine.packing import StatePlan
+from twinkle_services.kit.errors import DomainError, MemoryNotShared
+from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.weights import Devices, Segments
+from twinkle_services.kit.weights.wire.convert_frames import (
+    encodings_to_proto,
+    frame_of,
+    segment_to_proto,
+    transports_to_proto,
+)
+from twinkle_services.kit.weights.wire.convert_manifest import fill_manifest
+from twinkle_services.kit.weights.wire.handlers import WeightStreamStub
+from twinkle_services.kit.weights.wire.outgoing import Outgoing, place
+from twinkle_services.kit.weights.wire.receiver import (
     DeviceOffers,
     EncodingFailed,
     Memory,
@@ -29,10 +38,6 @@ from services.kit.weights.wire.receiver import (
     Receiver,
     broken_stream,
 )
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
-from twinkle.api.checkpoint.v1 import weights_pb2
-from twinkle.checkpoint_engine import PackedState, StateChunk, iter_chunks
-from twinkle.checkpoint_engine.packing import StatePlan
 
 _FIRST_PAUSE_SECONDS = 0.05
 _MAX_PAUSE_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Conversion of frames between messages and the values of `services.kit.weights`.
+"""Conversion of frames between messages and the values of `twinkle_services.kit.weights`.
 
 `codec` encodes and decodes chunks. This module checks the encoding of a header; the checkpoint service checks the other
 fields of published headers.
@@ -6,9 +6,13 @@ fields of published headers.
 
 from collections.abc import Iterable
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.fields import not_negative
-from services.kit.weights import (
+from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
+from twinkle.api.checkpoint.v1 import weights_pb2
+from twinkle.checkpoint_engine import StateChunk
+from twinkle.checkpoint_engine.transport import GROUP_SIZE, MAX_PIECE_BYTES, SENDER, Rendezvous
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.fields import not_negative
+from twinkle_services.kit.weights import (
     Commit,
     DeviceTransfer,
     Encoding,
@@ -18,11 +22,7 @@ from services.kit.weights import (
     SegmentRef,
     VersionTarget,
 )
-from services.kit.weights.wire.convert_manifest import chunk_from_proto, fill_manifest
-from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
-from twinkle.api.checkpoint.v1 import weights_pb2
-from twinkle.checkpoint_engine import StateChunk
-from twinkle.checkpoint_engine.transport import GROUP_SIZE, MAX_PIECE_BYTES, SENDER, Rendezvous
+from twinkle_services.kit.weights.wire.convert_manifest import chunk_from_proto, fill_manifest
 
 _ENCODINGS = {
     Encoding.WHOLE: weights_pb2.FRAME_ENCODING_WHOLE,

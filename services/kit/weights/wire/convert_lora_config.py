@@ -2,10 +2,10 @@
 
 import math
 
-from services.kit.errors import InvalidField
 from twinkle.api.model.v1 import training_config_pb2
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import ALL_LINEAR, in_effect, longest_first
+from twinkle_services.kit.errors import InvalidField
 
 MAX_NAMES = 4096
 """Maximum number of layer names in one list; no model has as many layers."""

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from services.kit.errors import InvalidField
-from services.kit.rpc.tensors import dtype_from_proto, dtype_to_proto
-from services.kit.weights.wire.convert_lora_config import lora_config_from_proto, lora_config_to_proto
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import InvalidManifest, Layout, StateChunk, StateSection, TensorEntry, WeightManifest
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.tensors import dtype_from_proto, dtype_to_proto
+from twinkle_services.kit.weights.wire.convert_lora_config import lora_config_from_proto, lora_config_to_proto
 
 _SECTIONS = {
     StateSection.ADAPTER: weights_pb2.STATE_SECTION_ADAPTER,

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from services.kit.weights.wire import codec
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.checkpoint_engine import StateChunk
+from twinkle_services.kit.weights.wire import codec
 
 _SERVICE = wire.DESCRIPTOR.services_by_name['WeightStreamService'].full_name
 

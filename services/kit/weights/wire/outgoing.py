@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.kit.weights import Segment, Segments
 from twinkle.checkpoint_engine import PackedState
 from twinkle.checkpoint_engine.packing import StatePlan
+from twinkle_services.kit.weights import Segment, Segments
 
 _log = structlog.get_logger('weights')
 

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.kit.errors import DomainError, InvalidField, MemoryNotShared, ServiceUnreachable
-from services.kit.telemetry import measures
-from services.kit.weights import Commit, Devices, Encoding, Segment, SegmentRef, Segments
-from services.kit.weights.wire.convert_frames import device_from_proto, encoding_from_proto, segment_from_proto
-from services.kit.weights.wire.convert_manifest import manifest_from_proto
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import (
     ChunkVerifier,
@@ -26,6 +21,11 @@ from twinkle.checkpoint_engine import (
 )
 from twinkle.checkpoint_engine.delta import apply_delta, is_delta_possible
 from twinkle.checkpoint_engine.errors import InvalidDelta, TransferFailed
+from twinkle_services.kit.errors import DomainError, InvalidField, MemoryNotShared, ServiceUnreachable
+from twinkle_services.kit.telemetry import measures
+from twinkle_services.kit.weights import Commit, Devices, Encoding, Segment, SegmentRef, Segments
+from twinkle_services.kit.weights.wire.convert_frames import device_from_proto, encoding_from_proto, segment_from_proto
+from twinkle_services.kit.weights.wire.convert_manifest import manifest_from_proto
 
 _log = structlog.get_logger('weights')
 

@@ -5,8 +5,8 @@ the engine's thread of each process. `exit_group` ends a process that cannot con
 `states` converts states, and `loading` loads the model.
 """
 
-from services.model.backends.group.backend import GroupBackend
-from services.model.backends.group.loading import LoadOptions
-from services.model.backends.group.worker_group import WorkerGroup
+from twinkle_services.model.backends.group.backend import GroupBackend
+from twinkle_services.model.backends.group.loading import LoadOptions
+from twinkle_services.model.backends.group.worker_group import WorkerGroup
 
 __all__ = ['GroupBackend', 'LoadOptions', 'WorkerGroup']

@@ -4,23 +4,23 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.kit.errors import DomainError
-from services.kit.server_facts import ServerFacts
-from services.kit.worker import SingleWorker
-from services.model.backends.group.host import EngineHost
-from services.model.backends.group.loading import LoadOptions, facts_of, load_engine
-from services.model.backends.group.torchrun_group import TorchrunGroup
-from services.model.backends.group.worker_group import InProcessGroup, WorkerGroup
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
-from services.model.domain.operation import ComputeVerb
-from services.model.domain.training_config import TrainingConfig
 from twinkle.data_format import LoraConfig
 from twinkle.infra import process_count
 from twinkle.model.engine import TrainerEngine
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.server_facts import ServerFacts
+from twinkle_services.kit.worker import SingleWorker
+from twinkle_services.model.backends.group.host import EngineHost
+from twinkle_services.model.backends.group.loading import LoadOptions, facts_of, load_engine
+from twinkle_services.model.backends.group.torchrun_group import TorchrunGroup
+from twinkle_services.model.backends.group.worker_group import InProcessGroup, WorkerGroup
+from twinkle_services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
+from twinkle_services.model.domain.operation import ComputeVerb
+from twinkle_services.model.domain.training_config import TrainingConfig
 
 
 class GroupBackend:
-    """Hosts a `TrainerEngine`; implements `services.model.ports.TrainerBackend`.
+    """Hosts a `TrainerEngine`; implements `twinkle_services.model.ports.TrainerBackend`.
 
     Concurrency: methods may be awaited by many tasks. The engine runs their calls one at a time in order of arrival. A
     running call is never interrupted.

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import structlog
 
-from services.kit.errors import DomainError
+from twinkle_services.kit.errors import DomainError
 
 LOST_STATUS = 75
 """Exit status of a process whose group cannot continue."""

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from services.kit.errors import DomainError, Internal
-from services.model.backends.engine_config import batch_loss, configure, training_config_of
-from services.model.backends.group.loading import LoadOptions
-from services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
-from services.model.backends.group.verbs import forward_options, forward_outcome, run_forward, run_other
-from services.model.backends.refusals import check_expert_size, domain_error_of, engine_errors_as_domain_errors
-from services.model.domain import operation as verbs
-from services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
-from services.model.domain.errors import BatchTooLarge
-from services.model.domain.result import LoadResult
-from services.model.domain.training_config import LossChoice, TrainingConfig
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.model.dry_run import CostModel, Probe
 from twinkle.model.engine import BatchItem, BatchResult, ItemRun, TrainerEngine
 from twinkle.model.engine.memory import OutOfMemoryInShardedPass, is_out_of_memory
 from twinkle.model.errors import SnapshotMismatch
 from twinkle.nn import PackedModel, tensor_data_of, tensor_of
+from twinkle_services.kit.errors import DomainError, Internal
+from twinkle_services.model.backends.engine_config import batch_loss, configure, training_config_of
+from twinkle_services.model.backends.group.loading import LoadOptions
+from twinkle_services.model.backends.group.states import CURSOR, counters_of, snapshot_of, state_of
+from twinkle_services.model.backends.group.verbs import forward_options, forward_outcome, run_forward, run_other
+from twinkle_services.model.backends.refusals import check_expert_size, domain_error_of, engine_errors_as_domain_errors
+from twinkle_services.model.domain import operation as verbs
+from twinkle_services.model.domain.engine import AdapterDescription, AdapterState, BatchPart, UnfinishedVerb, VerbRun
+from twinkle_services.model.domain.errors import BatchTooLarge
+from twinkle_services.model.domain.result import LoadResult
+from twinkle_services.model.domain.training_config import LossChoice, TrainingConfig
 
 _log = structlog.get_logger('engine')
 
@@ -38,7 +38,7 @@ class _Batch:
 
 
 class EngineHost:
-    """Hosts the engine, with synchronous versions of the methods of `services.model.ports.TrainerBackend`.
+    """Hosts the engine, with synchronous versions of the methods of `twinkle_services.model.ports.TrainerBackend`.
 
     Concurrency: use it from one thread only.
     """

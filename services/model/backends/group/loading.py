@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 from twinkle.hub import resolve_model
 from twinkle.infra import DeviceMesh, program_mesh
 from twinkle.loss import LOSSES
@@ -19,6 +18,7 @@ from twinkle.nn import PackedModel
 from twinkle.patch import apply_patches
 from twinkle.processor import PROCESSORS
 from twinkle.template import template_names
+from twinkle_services.kit.server_facts import BaseModelFacts, ServerFacts, versioned
 
 
 @dataclass(frozen=True, kw_only=True)

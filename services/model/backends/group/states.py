@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.model.domain.engine import AdapterState
 from twinkle.data_format import LoraConfig
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import gathered_snapshot, trainer_state
 from twinkle.model.errors import SnapshotMismatch
+from twinkle_services.model.domain.engine import AdapterState
 
 CURSOR = 'consumed_train_samples'
 """Name of the data cursor, a counter that the engine stores for its caller."""

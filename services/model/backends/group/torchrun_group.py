@@ -14,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import torch.distributed as dist
 from blake3 import blake3
 
-from services.kit.errors import DomainError
-from services.kit.worker import SingleWorker
-from services.model.backends.group.exit_group import exit_group, exit_on_defect
-from services.model.backends.group.host import EngineHost
-from services.model.domain.engine import AdapterState, UnfinishedVerb, VerbRun
 from twinkle.model.engine.snapshot import STATE_TENSOR
 from twinkle.parallel import RankWatch, all_gather, broadcast, program_store
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.worker import SingleWorker
+from twinkle_services.model.backends.group.exit_group import exit_group, exit_on_defect
+from twinkle_services.model.backends.group.host import EngineHost
+from twinkle_services.model.domain.engine import AdapterState, UnfinishedVerb, VerbRun
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')

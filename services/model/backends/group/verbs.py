@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from services.model.domain import operation as verbs
-from services.model.domain import result as results
 from twinkle.data_format import ForwardResult, StepResult
 from twinkle.model.engine import BatchResult, ForwardOptions, StepOptions, TrainerEngine
+from twinkle_services.model.domain import operation as verbs
+from twinkle_services.model.domain import result as results
 
 
 def forward_options(options: verbs.ForwardOptions, *, learns_values: bool) -> ForwardOptions:

@@ -5,9 +5,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 
-from services.kit.errors import DomainError, Internal
-from services.kit.worker import SingleWorker
-from services.model.backends.group.host import EngineHost
+from twinkle_services.kit.errors import DomainError, Internal
+from twinkle_services.kit.worker import SingleWorker
+from twinkle_services.model.backends.group.host import EngineHost
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')

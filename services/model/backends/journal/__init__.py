@@ -1,3 +1,3 @@
-"""Implementations of `services.model.ports.Journal`: one in memory and one on disk."""
+"""Implementations of `twinkle_services.model.ports.Journal`: one in memory and one on disk."""
 
 __all__: list[str] = []

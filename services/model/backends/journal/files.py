@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from services.kit.ids import new_id
-from services.kit.telemetry import measures
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.telemetry import measures
 
 _TEMPORARY = '.half-'
 """Prefix of temporary files."""

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import structlog
 
-from services.kit.errors import DomainError
-from services.kit.failpoints import reach
-from services.kit.sqlite_seals import COUNT_COMMIT, DatabaseMark
-from services.kit.telemetry import measures
-from services.model.domain.errors import JournalUnavailable
+from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.sqlite_seals import COUNT_COMMIT, DatabaseMark
+from twinkle_services.kit.telemetry import measures
+from twinkle_services.model.domain.errors import JournalUnavailable
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')

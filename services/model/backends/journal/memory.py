@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.kit.errors import AdapterNotFound, DomainError
-from services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterDamaged, TakeoverRefused
-from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
-from services.model.domain.retention import ReplayKind, is_applied_step, retain
-from services.model.domain.sequence import RECORD_LENGTH
+from twinkle_services.kit.errors import AdapterNotFound, DomainError
+from twinkle_services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, Adapter, CreationRecord, ExpiredAdapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.errors import AdapterDamaged, TakeoverRefused
+from twinkle_services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.retention import ReplayKind, is_applied_step, retain
+from twinkle_services.model.domain.sequence import RECORD_LENGTH
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _AdapterHistory:
 
 
 class MemoryJournal:
-    """Implements `services.model.ports.Journal`."""
+    """Implements `twinkle_services.model.ports.Journal`."""
 
     def __init__(self, *, undo_steps: int = 8) -> None:
         self._undo_steps = undo_steps

@@ -8,8 +8,8 @@ from threading import Lock
 
 from blake3 import blake3
 
-from services.kit.failpoints import reach
-from services.model.backends.journal.files import Folder
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.model.backends.journal.files import Folder
 
 
 class PayloadDamaged(Exception):

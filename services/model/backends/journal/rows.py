@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.kit import sqlite_seals
-from services.kit.errors import AdapterNotFound
-from services.model.backends.journal.group_commit import Transaction
-from services.model.backends.journal.schema import ADAPTER_TABLES
-from services.model.backends.journal.snapshots import SnapshotFile
-from services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, CreationRecord, ExpiredAdapter
-from services.model.domain.retention import ReplayKind, retain
-from services.model.domain.sequence import RECORD_LENGTH
+from twinkle_services.kit import sqlite_seals
+from twinkle_services.kit.errors import AdapterNotFound
+from twinkle_services.model.backends.journal.group_commit import Transaction
+from twinkle_services.model.backends.journal.schema import ADAPTER_TABLES
+from twinkle_services.model.backends.journal.snapshots import SnapshotFile
+from twinkle_services.model.domain.adapter import MAX_CREATIONS, MAX_EXPIRED, CreationRecord, ExpiredAdapter
+from twinkle_services.model.domain.retention import ReplayKind, retain
+from twinkle_services.model.domain.sequence import RECORD_LENGTH
 
 _USES = 'open journals'
 """Name of the count of processes that opened the journal without closing it."""

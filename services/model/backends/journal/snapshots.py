@@ -7,12 +7,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from services.kit.failpoints import reach
-from services.kit.ids import new_id
-from services.model.backends.journal.files import Folder
-from services.model.domain.engine import AdapterState
 from twinkle.checkpoint_engine import StateSection, TensorEntry, build_header, parse_header
 from twinkle.data_format import LoraConfig, TensorData
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.ids import new_id
+from twinkle_services.model.backends.journal.files import Folder
+from twinkle_services.model.domain.engine import AdapterState
 
 _PREFIXES = {'adapter/': StateSection.ADAPTER, 'trainer/': StateSection.TRAINER}
 """Section of a tensor, by the prefix of its name in a snapshot file."""

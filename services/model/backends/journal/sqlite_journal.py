@@ -13,23 +13,23 @@ from typing import TypeVar
 
 import structlog
 
-from services.kit.errors import DomainError, InvalidField
-from services.kit.failpoints import reach
-from services.kit.worker import Threads
-from services.model.backends.journal import rows
-from services.model.backends.journal.group_commit import Transaction, Writer, disk_errors_as_unavailable
-from services.model.backends.journal.payloads import PayloadDamaged, Payloads
-from services.model.backends.journal.schema import DATABASE, FolderLock, open_folder, open_to_read
-from services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
-from services.model.backends.journal.takeover import Takeover, TargetJournal, journal_ids
-from services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
-from services.model.domain.engine import AdapterState
-from services.model.domain.errors import AdapterDamaged
-from services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
-from services.model.domain.operation import Operation
-from services.model.domain.result import OperationResult
-from services.model.domain.retention import ReplayKind, is_applied_step
-from services.model.ports import RecordCodec
+from twinkle_services.kit.errors import DomainError, InvalidField
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.worker import Threads
+from twinkle_services.model.backends.journal import rows
+from twinkle_services.model.backends.journal.group_commit import Transaction, Writer, disk_errors_as_unavailable
+from twinkle_services.model.backends.journal.payloads import PayloadDamaged, Payloads
+from twinkle_services.model.backends.journal.schema import DATABASE, FolderLock, open_folder, open_to_read
+from twinkle_services.model.backends.journal.snapshots import SnapshotDamaged, SnapshotFiles
+from twinkle_services.model.backends.journal.takeover import Takeover, TargetJournal, journal_ids
+from twinkle_services.model.domain.adapter import Adapter, CreationRecord, ExpiredAdapter
+from twinkle_services.model.domain.engine import AdapterState
+from twinkle_services.model.domain.errors import AdapterDamaged
+from twinkle_services.model.domain.journal import JournaledAdapter, JournalEntry, RecordEntry, Snapshot
+from twinkle_services.model.domain.operation import Operation
+from twinkle_services.model.domain.result import OperationResult
+from twinkle_services.model.domain.retention import ReplayKind, is_applied_step
+from twinkle_services.model.ports import RecordCodec
 
 _log = structlog.get_logger('journal')
 _Result = TypeVar('_Result')
@@ -39,7 +39,7 @@ INLINE_BYTES = 16 << 10
 
 
 class SqliteJournal:
-    """Implements `services.model.ports.Journal`."""
+    """Implements `twinkle_services.model.ports.Journal`."""
 
     def __init__(
         self, writer: Writer, payloads: Payloads, snapshots: SnapshotFiles, *, codec: RecordCodec, undo_steps: int

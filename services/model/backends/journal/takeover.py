@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.kit.failpoints import reach
-from services.kit.ids import new_id
-from services.kit.sqlite_seals import COUNT_COMMIT
-from services.model.backends.journal.environment import differing_settings
-from services.model.backends.journal.group_commit import Transaction, Writer
-from services.model.backends.journal.payloads import Payloads
-from services.model.backends.journal.schema import (
+from twinkle_services.kit.failpoints import reach
+from twinkle_services.kit.ids import new_id
+from twinkle_services.kit.sqlite_seals import COUNT_COMMIT
+from twinkle_services.model.backends.journal.environment import differing_settings
+from twinkle_services.model.backends.journal.group_commit import Transaction, Writer
+from twinkle_services.model.backends.journal.payloads import Payloads
+from twinkle_services.model.backends.journal.schema import (
     DATABASE,
     TAKER,
     FolderLock,
@@ -29,9 +29,9 @@ from services.model.backends.journal.schema import (
     OpenedDatabase,
     open_folder,
 )
-from services.model.backends.journal.snapshots import SnapshotFiles
-from services.model.domain.errors import TakeoverRefused
-from services.model.ports import RecordCodec
+from twinkle_services.model.backends.journal.snapshots import SnapshotFiles
+from twinkle_services.model.domain.errors import TakeoverRefused
+from twinkle_services.model.ports import RecordCodec
 
 _ID, _MOVE = 'journal id', 'move'
 _TAKEN, _MOVED = 'taken ', 'moved '

@@ -5,11 +5,18 @@ from datetime import UTC, datetime
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
-from services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
-from services.gateway.catalogue.rules import EntryChanged, EntryDamaged, EntryDeleted, Run, RunFilter, SnapshotComplete
-from services.gateway.paging import Page
-from services.kit.clock import FakeClock
-from services.kit.errors import InvalidField, ServiceUnreachable
+from twinkle_services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
+from twinkle_services.gateway.catalogue.rules import (
+    EntryChanged,
+    EntryDamaged,
+    EntryDeleted,
+    Run,
+    RunFilter,
+    SnapshotComplete,
+)
+from twinkle_services.gateway.paging import Page
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
-from services.gateway.catalogue.runs import Runs
-from services.gateway.errors import RunNotFound
-from services.kit.caller import Caller
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.errors import RunNotFound
+from twinkle_services.kit.caller import Caller
 
 
 async def test_unknown_run_is_not_found() -> None:

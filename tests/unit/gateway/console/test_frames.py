@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.console_client import frame, parse_frames
-from services.gateway.console.frames import (
+from twinkle_services.gateway.console.frames import (
     check_web_call,
     is_web_call,
     message_frame,
@@ -15,7 +15,7 @@ from services.gateway.console.frames import (
     timeout_seconds,
     trailers_frame,
 )
-from services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField
 
 
 @given(st.binary(max_size=300))

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from services.gateway.console.files import AppFiles, BytesResponse
-from services.gateway.console.rules import (
+from twinkle_services.gateway.console.files import AppFiles, BytesResponse
+from twinkle_services.gateway.console.rules import (
     Credential,
     check_origin,
     cookie_value,
@@ -16,12 +16,12 @@ from services.gateway.console.rules import (
     set_cookie,
     uses_tls,
 )
-from services.gateway.console.sessions import LINKS_PER_TENANT, BrowserSessions, LoginLinks
-from services.gateway.credentials import Scope
-from services.gateway.keys.pepper import PepperedSealer
-from services.gateway.keys.rules import ApiKey
-from services.kit.clock import FakeClock
-from services.kit.errors import CredentialsInvalid, CredentialsMissing, InvalidField
+from twinkle_services.gateway.console.sessions import LINKS_PER_TENANT, BrowserSessions, LoginLinks
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.keys.rules import ApiKey
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import CredentialsInvalid, CredentialsMissing, InvalidField
 
 PEPPER = b'pepper of the tests'
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,18 +5,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.gateway.exports.rules import Export, ExportState
-from services.gateway.exports.servicer import (
+from twinkle.api.error.v1 import error_reason_pb2
+from twinkle.api.gateway.v1 import export_service_pb2 as messages
+from twinkle_services.gateway.exports.rules import Export, ExportState
+from twinkle_services.gateway.exports.servicer import (
     export_filter_from_proto,
     export_listing_to_proto,
     export_request_from_proto,
     export_to_proto,
 )
-from services.gateway.paging import Cursor, Listing
-from services.kit.errors import Code, InvalidField, ServiceUnreachable
-from services.kit.rpc.status import ForwardedError
-from twinkle.api.error.v1 import error_reason_pb2
-from twinkle.api.gateway.v1 import export_service_pb2 as messages
+from twinkle_services.gateway.paging import Cursor, Listing
+from twinkle_services.kit.errors import Code, InvalidField, ServiceUnreachable
+from twinkle_services.kit.rpc.status import ForwardedError
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 EXPORT = Export(

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.gateway.exports.exports import ExportNotifier
+from twinkle_services.gateway.exports.exports import ExportNotifier
 
 
 async def test_notification_wakes_all_waiters() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.gateway.fleet.model_routes import served_name, shown_text
+from twinkle_services.gateway.fleet.model_routes import served_name, shown_text
 
 
 @pytest.mark.parametrize(

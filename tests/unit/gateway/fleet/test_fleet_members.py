@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.recorded_metrics import metric
-from services.gateway.config import FleetConfig
-from services.gateway.fleet.grpc import is_this_host
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
-from services.gateway.fleet.sampler_choice import RouteKey
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.telemetry import measures
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.gateway.fleet.grpc import is_this_host
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.replicas import Replicas
+from twinkle_services.gateway.fleet.rules import Fleet, ReplicaLoad, ReplicaReport
+from twinkle_services.gateway.fleet.sampler_choice import RouteKey
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.telemetry import measures
 
 KEY = RouteKey(base_model='m', blocks=(1,))
 OPERATOR = Caller(tenant_id='t', scopes=frozenset({'operator'}))

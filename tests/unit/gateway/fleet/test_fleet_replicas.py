@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from services.gateway.config import FleetConfig
-from services.gateway.fleet.grpc import is_this_host
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.replicas import Replicas
-from services.gateway.fleet.rules import Fleet, ReplicaReport
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.gateway.fleet.grpc import is_this_host
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.replicas import Replicas
+from twinkle_services.gateway.fleet.rules import Fleet, ReplicaReport
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
 
 INTERNAL = Caller(tenant_id='', is_internal=True)
 

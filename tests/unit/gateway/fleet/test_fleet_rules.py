@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from services.gateway.errors import ReplicaNotFound
-from services.gateway.fleet.rules import (
+from twinkle_services.gateway.errors import ReplicaNotFound
+from twinkle_services.gateway.fleet.rules import (
     Fleet,
     ReplicaLoad,
     ReplicaReport,
@@ -14,7 +14,7 @@ from services.gateway.fleet.rules import (
     serving_run,
     weight_sources,
 )
-from services.kit.clock import FakeClock
+from twinkle_services.kit.clock import FakeClock
 
 LEASE = timedelta(seconds=10)
 

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
-from services.gateway.catalogue.rules import Creation, Run
-from services.gateway.errors import AdapterIdTaken
-from services.gateway.fleet.model_routes import ModelRoutes
-from services.gateway.fleet.model_table import ModelReport, RunOwners
-from services.kit.errors import BaseModelNotFound, ServiceUnreachable
+from twinkle_services.gateway.catalogue.rules import Creation, Run
+from twinkle_services.gateway.errors import AdapterIdTaken
+from twinkle_services.gateway.fleet.model_routes import ModelRoutes
+from twinkle_services.gateway.fleet.model_table import ModelReport, RunOwners
+from twinkle_services.kit.errors import BaseModelNotFound, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
-from services.gateway.fleet.sampler_choice import (
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
+from twinkle_services.gateway.fleet.sampler_choice import (
     AdapterRequest,
     LoadTable,
     PrefixMemory,

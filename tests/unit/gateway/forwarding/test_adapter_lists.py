@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.errors import BaseModelsUnreachable
-from services.gateway.forwarding.merged import AdapterLists
-from services.kit.caller import Caller
-from services.kit.errors import ServiceUnreachable
-from services.kit.rpc.context import acting_for
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
+from twinkle_services.gateway.errors import BaseModelsUnreachable
+from twinkle_services.gateway.forwarding.merged import AdapterLists
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.rpc.context import acting_for
 
 CONTEXT: Any = None
 """Context of the call. The services of these tests ignore it."""

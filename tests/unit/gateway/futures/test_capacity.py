@@ -7,9 +7,9 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_futures
-from services.gateway.futures.capacity import FutureCapacity
-from services.gateway.futures.rules import Bounds, Future, FutureRequest
-from services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
+from twinkle_services.gateway.futures.capacity import FutureCapacity
+from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
+from twinkle_services.kit.errors import BytesFull, QueueFull, ServiceUnreachable
 
 MIB = 1 << 20
 

@@ -11,10 +11,10 @@ import pytest
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import GatewayFutures, Recorder, running_futures
 from fixtures.tiers import mostly_slow
-from services.gateway.errors import RequestCrashed
-from services.gateway.futures.records import MAX_CRASHES
-from services.gateway.futures.rules import Future
-from services.kit.errors import ServiceUnreachable
+from twinkle_services.gateway.errors import RequestCrashed
+from twinkle_services.gateway.futures.records import MAX_CRASHES
+from twinkle_services.gateway.futures.rules import Future
+from twinkle_services.kit.errors import ServiceUnreachable
 
 POISON = 'poison'
 INNOCENT = [f'innocent-{number}' for number in range(6)]

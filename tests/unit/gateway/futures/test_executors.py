@@ -9,12 +9,12 @@ import pytest
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import running_futures
 from fixtures.record_trainer import RecordTrainer
-from services.gateway.errors import FutureExpired, FutureNotFound
-from services.gateway.futures.executors import CreateAdapter, DeleteAdapter, ExecuteOperation
-from services.gateway.futures.records import Expiry, FutureRecords
-from services.gateway.futures.rules import Future, FutureRequest, FutureTaken
-from services.kit.clock import FakeClock
-from services.kit.errors import (
+from twinkle_services.gateway.errors import FutureExpired, FutureNotFound
+from twinkle_services.gateway.futures.executors import CreateAdapter, DeleteAdapter, ExecuteOperation
+from twinkle_services.gateway.futures.records import Expiry, FutureRecords
+from twinkle_services.gateway.futures.rules import Future, FutureRequest, FutureTaken
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import (
     AdapterNotFound,
     Cancelled,
     DeadlinePassed,
@@ -23,7 +23,7 @@ from services.kit.errors import (
     QueueFull,
     ServiceUnreachable,
 )
-from services.kit.retry import Retry
+from twinkle_services.kit.retry import Retry
 
 RETRY = Retry(pause=lambda _: asyncio.sleep(0))
 OUTAGE = [ServiceUnreachable('model'), DeadlinePassed(), QueueFull(1, 1), ServiceUnreachable('model')]

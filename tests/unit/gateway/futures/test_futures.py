@@ -7,9 +7,9 @@ import pytest
 
 from fixtures.future_stores import MemoryFutureStore, MemoryPayloadStore
 from fixtures.futures import Recorder, running_futures
-from services.gateway.errors import FutureExpired, FutureNotFound, PositionMissing, PositionPassed
-from services.gateway.futures.rules import Bounds, Future, FutureRequest, FutureState, future_id_of
-from services.kit.errors import (
+from twinkle_services.gateway.errors import FutureExpired, FutureNotFound, PositionMissing, PositionPassed
+from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest, FutureState, future_id_of
+from twinkle_services.kit.errors import (
     Cancelled,
     DiskFull,
     Draining,

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.futures.lanes import Admission, Lane
-from services.gateway.futures.rules import Future, FutureRequest
+from twinkle_services.gateway.futures.lanes import Admission, Lane
+from twinkle_services.gateway.futures.rules import Future, FutureRequest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENCE = 10.0

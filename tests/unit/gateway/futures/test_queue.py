@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.futures import BOUNDS, Recorder, running_futures
-from services.gateway.futures.queue import MAX_QUEUES, FutureQueue
-from services.gateway.futures.rules import Bounds, Future, FutureRequest
+from twinkle_services.gateway.futures.queue import MAX_QUEUES, FutureQueue
+from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
 
 MIB = 1 << 20
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 
 from fixtures.futures import GatewayFutures, running_futures
-from services.gateway.futures.rules import Future, FutureRequest
+from twinkle_services.gateway.futures.rules import Future, FutureRequest
 
 PAGE = 1000
 """Maximum number of futures in a page."""

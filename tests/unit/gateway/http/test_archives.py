@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from services.gateway.http.archives import ByteRange, FileResponse
-from services.gateway.http.call import HttpCall, Route
-from services.gateway.tinker.routes import TinkerErrors
+from twinkle_services.gateway.http.archives import ByteRange, FileResponse
+from twinkle_services.gateway.http.call import HttpCall, Route
+from twinkle_services.gateway.tinker.routes import TinkerErrors
 
 
 class UnreadCheckpoints:

@@ -11,15 +11,15 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import TinkerApi, tinker_api
-from services.gateway.http.body import ClientDisconnected, Pace, parse_object, read_bytes
-from services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
-from services.gateway.openai.anthropic_request import message_request
-from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.responses_request import item_request
-from services.gateway.tinker.routes import TinkerErrors
-from services.gateway.tinker.sampling import sample_request
-from services.kit.byte_gate import ByteGate
-from services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
+from twinkle_services.gateway.http.body import ClientDisconnected, Pace, parse_object, read_bytes
+from twinkle_services.gateway.http.call import CallMemory, HttpCall, JsonResponse, MemoryGates, Route, json_work_bytes
+from twinkle_services.gateway.openai.anthropic_request import message_request
+from twinkle_services.gateway.openai.chat_request import chat_request
+from twinkle_services.gateway.openai.responses_request import item_request
+from twinkle_services.gateway.tinker.routes import TinkerErrors
+from twinkle_services.gateway.tinker.sampling import sample_request
+from twinkle_services.kit.byte_gate import ByteGate
+from twinkle_services.kit.errors import BytesFull, DeadlinePassed, MessageTooLarge
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fixtures.tiers import mostly_slow
-from services.gateway.http.body import parse_object
-from services.gateway.tinker.arrays import ElementBudget, array_from_json
-from services.kit.errors import InvalidField
+from twinkle_services.gateway.http.body import parse_object
+from twinkle_services.gateway.tinker.arrays import ElementBudget, array_from_json
+from twinkle_services.kit.errors import InvalidField
 
 MIB = 1 << 20
 SIZE = 32 * MIB

@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from fixtures.fake_samplers import until
-from services.gateway.http.server import BoundedConnection
+from twinkle_services.gateway.http.server import BoundedConnection
 
 GET = b'GET / HTTP/1.1\r\nhost: x\r\n\r\n'
 LARGE = 1 << 26

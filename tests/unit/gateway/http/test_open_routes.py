@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from fixtures.futures import memory_gate
-from services.gateway.console.routes import ConsoleErrors
-from services.gateway.http.call import HttpCall, JsonResponse, MemoryGates, Response, Route
-from services.gateway.http.guard import Guard
-from services.gateway.http.server import make_app
-from services.kit.caller import Caller
-from services.kit.errors import DomainError, QueueFull
+from twinkle_services.gateway.console.routes import ConsoleErrors
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse, MemoryGates, Response, Route
+from twinkle_services.gateway.http.guard import Guard
+from twinkle_services.gateway.http.server import make_app
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import DomainError, QueueFull
 
 METHOD = '/twinkle.api.server.v1.ServerService/GetServerInfo'
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.gateway.credentials import Scope
-from services.gateway.keys.servicer import key_request_from_proto, tenant_id_from_proto
-from services.kit.errors import InvalidField
 from twinkle.api.gateway.v1 import key_service_pb2
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.keys.servicer import key_request_from_proto, tenant_id_from_proto
+from twinkle_services.kit.errors import InvalidField
 
 
 @pytest.mark.parametrize('tenant_id', ['', 'Upper', 'under_score', 'a' * 65, 'a\n', 'ä'])

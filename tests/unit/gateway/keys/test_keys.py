@@ -6,16 +6,16 @@ from datetime import timedelta
 import pytest
 
 from fixtures.gateway_stores import MemoryKeyStore, MemoryProjectStore, MemoryTenantStore
-from services.gateway.credentials import Scope
-from services.gateway.errors import KeyEnded, KeyNotFound, ProjectNotFound, TenantNotFound
-from services.gateway.keys.authenticator import MAX_CACHED, KeyVerifier
-from services.gateway.keys.keys import Keys
-from services.gateway.keys.pepper import PepperedHasher
-from services.gateway.keys.rules import IssuedKey, KeyRequest
-from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.paging import Page
-from services.kit.clock import FakeClock
-from services.kit.errors import CredentialsInvalid
+from twinkle_services.gateway.credentials import Scope
+from twinkle_services.gateway.errors import KeyEnded, KeyNotFound, ProjectNotFound, TenantNotFound
+from twinkle_services.gateway.keys.authenticator import MAX_CACHED, KeyVerifier
+from twinkle_services.gateway.keys.keys import Keys
+from twinkle_services.gateway.keys.pepper import PepperedHasher
+from twinkle_services.gateway.keys.rules import IssuedKey, KeyRequest
+from twinkle_services.gateway.keys.tenants import Projects, Tenants
+from twinkle_services.gateway.paging import Page
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import CredentialsInvalid
 
 REQUEST = KeyRequest(tenant_id='alice', scopes=frozenset({Scope.TRAIN}), display_name='', ttl=None)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.config import GatewayConfig
-from services.gateway.credentials import MIN_SECRET_LENGTH, Scope
-from services.gateway.keys.open import pepper_of
-from services.gateway.keys.pepper import PepperedHasher, PepperUnusable, load_pepper
-from services.gateway.keys.rules import ApiKey, new_secret
+from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.credentials import MIN_SECRET_LENGTH, Scope
+from twinkle_services.gateway.keys.open import pepper_of
+from twinkle_services.gateway.keys.pepper import PepperedHasher, PepperUnusable, load_pepper
+from twinkle_services.gateway.keys.rules import ApiKey, new_secret
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 KEY = ApiKey(key_id='key-1', tenant_id='a', scopes=frozenset(Scope), display_name='', create_time=NOW)

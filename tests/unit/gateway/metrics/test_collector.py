@@ -8,12 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from fixtures.recorded_metrics import metric
-from services.gateway.catalogue.rules import EntryKey
-from services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
-from services.gateway.metrics.collector import MAX_WAITING, MetricCollector
-from services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, RunReports, Series
-from services.kit.clock import FakeClock
-from services.kit.errors import ServiceUnreachable
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
+from twinkle_services.gateway.metrics.collector import MAX_WAITING, MetricCollector
+from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, RunReports, Series
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import ServiceUnreachable
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = PointLimits(per_run=100)

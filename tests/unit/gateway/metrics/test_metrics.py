@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.catalogue.runs import TenantTurns
-from services.gateway.errors import RunNotFound
-from services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
-from services.gateway.metrics.metrics import Metrics
-from services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point, PointLimits
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
+from twinkle_services.gateway.catalogue.runs import TenantTurns
+from twinkle_services.gateway.errors import RunNotFound
+from twinkle_services.gateway.metrics.chunks import CHUNK_POINTS, chunks_of, count_of, joined, merge_all
+from twinkle_services.gateway.metrics.metrics import Metrics
+from twinkle_services.gateway.metrics.rules import MAX_STEP, MetricFilter, Point, PointLimits
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
 
 ALICE = Caller(tenant_id='alice')
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fixtures.metric_store import MemoryMetricStore
-from services.gateway.catalogue.runs import TenantTurns
-from services.gateway.errors import RunDataDamaged, RunNotFound
-from services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
-from services.gateway.metrics.watches import MAX_SHARED, MetricWatches
-from services.kit.caller import Caller
-from services.kit.errors import Draining, QueueFull, ServiceUnreachable
+from twinkle_services.gateway.catalogue.runs import TenantTurns
+from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
+from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
+from twinkle_services.gateway.metrics.watches import MAX_SHARED, MetricWatches
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Draining, QueueFull, ServiceUnreachable
 
 ALICE = Caller(tenant_id='alice')
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

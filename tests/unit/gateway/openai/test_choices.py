@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken, TokenText, TokenTexts
-from services.gateway.openai.completion_responses import MAX_LOGPROBS, CompletionFormat, ResponseWriter
-from services.gateway.openai.models import ResolvedModel
-from services.gateway.openai.request import GenerationRequest, completion_request
-from services.kit.caller import Caller
-from services.kit.errors import Cancelled, InvalidField
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
+from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, ScoredToken, TokenText, TokenTexts
+from twinkle_services.gateway.openai.completion_responses import MAX_LOGPROBS, CompletionFormat, ResponseWriter
+from twinkle_services.gateway.openai.models import ResolvedModel
+from twinkle_services.gateway.openai.request import GenerationRequest, completion_request
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import Cancelled, InvalidField
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 CALLER = Caller(tenant_id='alice')
 

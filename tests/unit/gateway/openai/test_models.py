@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
-from services.gateway.catalogue.runs import Runs
-from services.gateway.openai.models import ModelResolver, sample_all
-from services.kit.caller import Caller
-from services.kit.errors import (
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.openai.models import ModelResolver, sample_all
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import (
     AdapterNotFound,
     BaseModelNotFound,
     CheckpointNotFound,
@@ -20,7 +21,6 @@ from services.kit.errors import (
     InvalidField,
     ServiceUnreachable,
 )
-from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 
 
 class SilentSamplers:

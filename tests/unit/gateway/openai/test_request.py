@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.body import parse_object
-from services.gateway.http.call import event_bytes, json_bytes
-from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
-from services.gateway.openai.request import completion_request
-from services.kit.errors import CheckpointDamaged, InvalidField
+from twinkle_services.gateway.http.body import parse_object
+from twinkle_services.gateway.http.call import event_bytes, json_bytes
+from twinkle_services.gateway.openai.chat_request import chat_request
+from twinkle_services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
+from twinkle_services.gateway.openai.request import completion_request
+from twinkle_services.kit.errors import CheckpointDamaged, InvalidField
 
 HELLO = {'role': 'user', 'content': 'Hi'}
 VALUES: list[Any] = [

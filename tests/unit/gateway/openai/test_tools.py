@@ -7,12 +7,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from services.gateway.openai.chat_request import chat_request
-from services.gateway.openai.tools import explained, forced_output
-from services.kit.errors import Code, FieldViolation, InvalidField, NotSupportedHere
-from services.kit.rpc.json_values import dict_from_struct
-from services.kit.rpc.message_elements import MAX_ELEMENTS
-from services.kit.rpc.status import ForwardedError
+from twinkle_services.gateway.openai.chat_request import chat_request
+from twinkle_services.gateway.openai.tools import explained, forced_output
+from twinkle_services.kit.errors import Code, FieldViolation, InvalidField, NotSupportedHere
+from twinkle_services.kit.rpc.json_values import dict_from_struct
+from twinkle_services.kit.rpc.message_elements import MAX_ELEMENTS
+from twinkle_services.kit.rpc.status import ForwardedError
 
 TREE: dict[str, Any] = {
     'type': 'object',

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.futures.capacity import FutureCapacity, LimitedTrainer
-from services.gateway.futures.rules import Bounds, Future, FutureRequest
-from services.gateway.quotas.enforcement import QuotaTable, SamplingGate, TokenRates, TrainingLimits
-from services.gateway.quotas.grpc import refused_creation
-from services.gateway.quotas.rules import Quota, TokenBucket
-from services.kit.clock import FakeClock
-from services.kit.errors import InvalidField, QueueFull, QuotaExceeded, ServiceUnreachable
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.gateway.futures.capacity import FutureCapacity, LimitedTrainer
+from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
+from twinkle_services.gateway.quotas.enforcement import QuotaTable, SamplingGate, TokenRates, TrainingLimits
+from twinkle_services.gateway.quotas.grpc import refused_creation
+from twinkle_services.gateway.quotas.rules import Quota, TokenBucket
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import InvalidField, QueueFull, QuotaExceeded, ServiceUnreachable
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

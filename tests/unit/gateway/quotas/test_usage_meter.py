@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
-from services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
-from services.gateway.futures.capacity import SampleTally
-from services.gateway.futures.rules import Future, FutureRequest
-from services.gateway.quotas.enforcement import QuotaTable, TokenRates
-from services.gateway.quotas.rules import Quota, Reading, Work
-from services.gateway.quotas.usage_meter import MAX_READINGS, UsageMeter
-from services.gateway.sampling.rules import BatchRequest, PromptResult
-from services.kit.clock import FakeClock
-from services.kit.errors import Cancelled, ServiceUnreachable
+from twinkle_services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
+from twinkle_services.gateway.futures.capacity import SampleTally
+from twinkle_services.gateway.futures.rules import Future, FutureRequest
+from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates
+from twinkle_services.gateway.quotas.rules import Quota, Reading, Work
+from twinkle_services.gateway.quotas.usage_meter import MAX_READINGS, UsageMeter
+from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import Cancelled, ServiceUnreachable
 
 RESULT = PromptResult(0, b'', prompt_token_count=7, sampled_token_count=5)
 WORK = Work(prompt_token_count=7, sampled_token_count=5, prompt_count=1)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.errors import RolloutNotFound, RunNotFound
-from services.gateway.rollouts.rollouts import Rollouts
-from services.gateway.rollouts.rules import (
+from twinkle_services.gateway.errors import RolloutNotFound, RunNotFound
+from twinkle_services.gateway.rollouts.rollouts import Rollouts
+from twinkle_services.gateway.rollouts.rules import (
     RewardStatistics,
     Rollout,
     RolloutFilter,
@@ -20,8 +20,8 @@ from services.gateway.rollouts.rules import (
     rollout_id_of,
     statistics_of,
 )
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
 
 ALICE = Caller(tenant_id='alice')
 GROUPS = {'a': [Rollout(RolloutSummary(index=0, content_bytes=0), b'')]}

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from services.gateway.errors import NoReplica, RequestCrashed
-from services.gateway.fleet.members import Membership
-from services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
-from services.gateway.fleet.sampler_choice import RouteKey
-from services.gateway.sampling.batch import BatchDivision
-from services.gateway.sampling.dispatch import Dispatch
-from services.gateway.sampling.rules import BatchRequest, RoutedRequest
-from services.gateway.sampling.sampling import Sampling
-from services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import Draining, ServiceUnreachable
+from twinkle_services.gateway.errors import NoReplica, RequestCrashed
+from twinkle_services.gateway.fleet.members import Membership
+from twinkle_services.gateway.fleet.rules import Fleet, Replica, ReplicaReport
+from twinkle_services.gateway.fleet.sampler_choice import RouteKey
+from twinkle_services.gateway.sampling.batch import BatchDivision
+from twinkle_services.gateway.sampling.dispatch import Dispatch
+from twinkle_services.gateway.sampling.rules import BatchRequest, RoutedRequest
+from twinkle_services.gateway.sampling.sampling import Sampling
+from twinkle_services.gateway.sampling.suspects import MAX_CONSECUTIVE_FAILURES, Attempt
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import Draining, ServiceUnreachable
 
 KEY = RouteKey(base_model='m', blocks=(1,))
 

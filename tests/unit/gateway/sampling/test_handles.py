@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
-from services.gateway.sampling.handles import SamplingHandles
-from services.gateway.sampling.rules import SamplingHandle
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import ServiceUnreachable, VersionNotFound
+from twinkle_services.gateway.sampling.handles import SamplingHandles
+from twinkle_services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import ServiceUnreachable, VersionNotFound
 
 ALICE = Caller(tenant_id='alice')
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

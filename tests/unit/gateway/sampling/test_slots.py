@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
-from services.gateway.sampling.slots import (
+from twinkle_services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaReport, ReplicaState
+from twinkle_services.gateway.sampling.slots import (
     SLACK,
     FairShares,
     FairSlots,
@@ -19,7 +19,7 @@ from services.gateway.sampling.slots import (
     Slot,
     equal_weight,
 )
-from services.kit.errors import Draining, QueueFull
+from twinkle_services.kit.errors import Draining, QueueFull
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LOAD = ReplicaLoad(max_sequence_count=4)

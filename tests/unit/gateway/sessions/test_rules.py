@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.gateway.errors import SessionFinished
-from services.gateway.sessions.rules import FinishReason, Session, SessionState
+from twinkle_services.gateway.errors import SessionFinished
+from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionState
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 LIFETIME = timedelta(minutes=5)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.sessions.servicer import finish_reason_from_proto, session_request_from_proto
-from services.kit.errors import InvalidField
 from twinkle.api.gateway.v1 import session_service_pb2
+from twinkle_services.gateway.sessions.servicer import finish_reason_from_proto, session_request_from_proto
+from twinkle_services.kit.errors import InvalidField
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from datetime import timedelta
 import pytest
 
 from fixtures.gateway_stores import MemoryProjectStore, MemorySessionStore, MemoryTenantStore
-from services.gateway.errors import ProjectNotFound, SessionNotFound
-from services.gateway.keys.tenants import Projects, Tenants
-from services.gateway.paging import Page
-from services.gateway.sessions.grpc import GrpcAdapters
-from services.gateway.sessions.rules import FinishReason, SessionRequest, SessionState
-from services.gateway.sessions.sessions import Sessions
-from services.gateway.sessions.sweep import SessionSettler, SessionSweep
-from services.kit.caller import Caller
-from services.kit.clock import FakeClock
-from services.kit.errors import RequestIdReused
+from twinkle_services.gateway.errors import ProjectNotFound, SessionNotFound
+from twinkle_services.gateway.keys.tenants import Projects, Tenants
+from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.sessions.grpc import GrpcAdapters
+from twinkle_services.gateway.sessions.rules import FinishReason, SessionRequest, SessionState
+from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import RequestIdReused
 
 ALICE, BOB = Caller(tenant_id='alice'), Caller(tenant_id='bob')
 LIFETIME = timedelta(minutes=5)

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.gateway_stores import MemorySessionStore
-from services.gateway.sessions.rules import FinishReason, ParkedAdapter, Session, SessionState
-from services.gateway.sessions.sweep import SessionSettler, SessionSweep
-from services.kit.clock import FakeClock
-from services.kit.errors import DomainError, ServiceUnreachable
-from services.kit.rpc.context import current_caller
+from twinkle_services.gateway.sessions.rules import FinishReason, ParkedAdapter, Session, SessionState
+from twinkle_services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.rpc.context import current_caller
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
 LIFETIME = timedelta(minutes=5)

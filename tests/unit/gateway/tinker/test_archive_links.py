@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.gateway.http.call import HttpCall
-from services.gateway.tinker.archives import LINK_LIFETIME, ArchiveRoutes, Links
-from services.kit.clock import FakeClock
-from services.kit.errors import CredentialsInvalid
+from twinkle_services.gateway.http.call import HttpCall
+from twinkle_services.gateway.tinker.archives import LINK_LIFETIME, ArchiveRoutes, Links
+from twinkle_services.kit.clock import FakeClock
+from twinkle_services.kit.errors import CredentialsInvalid
 
 
 async def _unused(*_: Any) -> Any:

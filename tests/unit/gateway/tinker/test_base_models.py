@@ -3,9 +3,9 @@
 import pytest
 
 from fixtures.tinker_api import FixedFacts
-from services.gateway.tinker.base_models import BaseModels
-from services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle.api.server.v1 import server_service_pb2
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
 
 def _facts(service: str, *names: str) -> FixedFacts:

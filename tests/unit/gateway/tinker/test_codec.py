@@ -10,19 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
-from services.gateway.errors import FutureExpired, PayloadLost, PositionMissing, SessionFinished
-from services.gateway.http.body import parse_object
-from services.gateway.http.validation import read_model
-from services.gateway.tinker.arrays import MAX_ELEMENTS, ElementBudget, array_from_json, array_from_proto, array_to_json
-from services.gateway.tinker.bodies import decompressed_pieces
-from services.gateway.tinker.datums import LOSSES, loss_config, rule_of
-from services.gateway.tinker.models import CreateModelBody, native_lora_config
-from services.gateway.tinker.results import metrics_of, output_to_json, output_to_proto
-from services.gateway.tinker.routes import TinkerErrors, category_of, field_of, text_of
-from services.gateway.tinker.training import parse_message, request_from_json, request_from_proto
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import (
+from twinkle.api.model.v1 import operation_result_pb2
+from twinkle.loss import LOSSES as NATIVE_LOSSES
+from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath, parse_name, parse_path, path_of_native
+from twinkle_services.gateway.errors import FutureExpired, PayloadLost, PositionMissing, SessionFinished
+from twinkle_services.gateway.http.body import parse_object
+from twinkle_services.gateway.http.validation import read_model
+from twinkle_services.gateway.tinker.arrays import (
+    MAX_ELEMENTS,
+    ElementBudget,
+    array_from_json,
+    array_from_proto,
+    array_to_json,
+)
+from twinkle_services.gateway.tinker.bodies import decompressed_pieces
+from twinkle_services.gateway.tinker.datums import LOSSES, loss_config, rule_of
+from twinkle_services.gateway.tinker.models import CreateModelBody, native_lora_config
+from twinkle_services.gateway.tinker.results import metrics_of, output_to_json, output_to_proto
+from twinkle_services.gateway.tinker.routes import TinkerErrors, category_of, field_of, text_of
+from twinkle_services.gateway.tinker.training import parse_message, request_from_json, request_from_proto
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import (
     Cancelled,
     CheckpointDamaged,
     Code,
@@ -38,9 +46,7 @@ from services.kit.errors import (
     ServiceUnreachable,
     all_error_classes,
 )
-from services.kit.rpc.tensors import tensor_to_proto
-from twinkle.api.model.v1 import operation_result_pb2
-from twinkle.loss import LOSSES as NATIVE_LOSSES
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, max_side=6)
 FLOATS = arrays.arrays(np.float32, SHAPES, elements=st.floats(-1e6, 1e6, width=32))

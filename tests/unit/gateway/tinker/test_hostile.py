@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fixtures.tinker_api import BODY_BYTES, TinkerApi, tinker_api
-from services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 
 ROUTES = (
     'client/config',

@@ -8,8 +8,8 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import BODY_BYTES, TinkerApi, tinker_api
-from services.gateway.tinker.bodies import JSON_LIMIT_BYTES
-from services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.gateway.tinker.bodies import JSON_LIMIT_BYTES
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 
 PROTOBUF = {'content-type': 'application/x-protobuf'}
 PASSES = ('forward', 'forward_backward')

@@ -11,13 +11,13 @@ from hypothesis.extra.numpy import arrays
 from tinker import TensorData
 from tinker.proto.response_conv import deserialize_sample_response
 
-from services.gateway.tinker.datums import probe_from_json
-from services.gateway.tinker.results import sample_to_json, sample_to_proto
-from services.gateway.tinker.sampling import sample_request
-from services.kit.errors import InvalidField
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as native
 from twinkle.data_format.prompt_probe import MAX_PROMPT_DRAWS, MAX_TARGETS
+from twinkle_services.gateway.tinker.datums import probe_from_json
+from twinkle_services.gateway.tinker.results import sample_to_json, sample_to_proto
+from twinkle_services.gateway.tinker.sampling import sample_request
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 TARGETS = st.tuples(st.integers(1, 12), st.integers(1, 6)).flatmap(
     lambda shape: arrays(np.int64, shape, elements=st.integers(-1, 9))

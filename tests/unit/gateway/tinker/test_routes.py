@@ -9,9 +9,9 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
-from services.gateway.tinker.wire import tinker_pb2 as wire
-from services.kit.errors import InvalidField
-from services.kit.rpc.json_values import dict_from_struct
+from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.json_values import dict_from_struct
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from tinker.proto.response_conv import deserialize_sample_response
 
 from fixtures.fake_sampling import TOKENS, FakeSampling
 from fixtures.tinker_api import CONTEXT, TinkerApi, tinker_api
-from services.gateway.errors import NoReplica
-from services.gateway.futures.rules import Bounds
-from services.gateway.tinker.results import sample_to_json, sample_to_proto
-from services.gateway.tinker.sampling import sample_request
-from services.gateway.tinker.wire import tinker_pb2
-from services.kit.errors import InvalidField
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.sampler.v1 import sampler_service_pb2 as native
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.errors import NoReplica
+from twinkle_services.gateway.futures.rules import Bounds
+from twinkle_services.gateway.tinker.results import sample_to_json, sample_to_proto
+from twinkle_services.gateway.tinker.sampling import sample_request
+from twinkle_services.gateway.tinker.wire import tinker_pb2
+from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 ACCEPT = {'accept': 'application/x-protobuf'}
 

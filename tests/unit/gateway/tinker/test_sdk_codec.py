@@ -9,10 +9,10 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
-from services.gateway.tinker.results import output_to_proto
-from services.gateway.tinker.training import parse_message, request_from_proto
-from services.kit.rpc.tensors import tensor_to_proto
 from twinkle.api.model.v1 import operation_result_pb2
+from twinkle_services.gateway.tinker.results import output_to_proto
+from twinkle_services.gateway.tinker.training import parse_message, request_from_proto
+from twinkle_services.kit.rpc.tensors import tensor_to_proto
 
 TOKENS = st.lists(st.integers(0, 50_000), min_size=1, max_size=12)
 NUMBERS = st.floats(-1e4, 1e4, width=32)

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from services.gateway.catalogue.rules import Checkpoint, UploadRequest
-from services.gateway.http.body import ClientDisconnected
-from services.gateway.http.call import HttpCall, JsonResponse
-from services.gateway.tinker.archives import UploadRoutes
-from services.gateway.tinker.base_models import BaseModels
-from services.kit.errors import DeadlinePassed, StreamOutOfOrder
+from twinkle_services.gateway.catalogue.rules import Checkpoint, UploadRequest
+from twinkle_services.gateway.http.body import ClientDisconnected
+from twinkle_services.gateway.http.call import HttpCall, JsonResponse
+from twinkle_services.gateway.tinker.archives import UploadRoutes
+from twinkle_services.gateway.tinker.base_models import BaseModels
+from twinkle_services.kit.errors import DeadlinePassed, StreamOutOfOrder
 
 CHECKPOINT = Checkpoint(
     checkpoint_id='ad-1/weights/mine',
