@@ -1,5 +1,3 @@
-"""The services of Twinkle. They communicate over gRPC and never import each other; all of them use
-`twinkle_services.kit`.
-"""
+"""The services of Twinkle, which communicate over gRPC. They import `twinkle_services.kit`, and never each other."""
 
 __all__: list[str] = []

@@ -174,7 +174,7 @@ def load_config(config_class: type[_Config], arguments: Sequence[str] | None = N
     """
     service = config_class.service
     parser = argparse.ArgumentParser(
-        prog=f'python -m twinkle_services.{service}',
+        prog=f'twinkle-{service}',
         description=f'The {service} service of Twinkle.',
         epilog='Fields: ' + ', '.join(config_class.model_fields),
     )

@@ -54,12 +54,12 @@ IDLE_READS = 150
 FEATURE = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
 FEED = frozenset(
     {
-        ('services/gateway/catalogue/follow.py', 'FeedFollower._copy'),
-        ('services/gateway/catalogue/follow.py', 'FeedFollower._follow'),
-        ('services/gateway/catalogue/follow.py', 'FeedFollower.run'),
-        ('services/gateway/catalogue/grpc.py', 'entry_events'),
-        ('services/gateway/catalogue/sql.py', 'SqlRunStore.save'),
-        ('services/gateway/store/base.py', 'SqlStore._put'),
+        ('twinkle_services/gateway/catalogue/follow.py', 'FeedFollower._copy'),
+        ('twinkle_services/gateway/catalogue/follow.py', 'FeedFollower._follow'),
+        ('twinkle_services/gateway/catalogue/follow.py', 'FeedFollower.run'),
+        ('twinkle_services/gateway/catalogue/grpc.py', 'entry_events'),
+        ('twinkle_services/gateway/catalogue/sql.py', 'SqlRunStore.save'),
+        ('twinkle_services/gateway/store/base.py', 'SqlStore._put'),
     }
 )
 """Functions that copy a changed run into the gateway's catalogue."""

@@ -27,7 +27,7 @@ NOT_RAISED_YET: set[str] = set()
 """Reasons of the contract that no class uses yet; this set only shrinks."""
 
 for _module in modules('services/'):
-    if re.fullmatch(r'services\.\w+(\.domain)?\.errors(\.\w+)?', _module.name):
+    if re.fullmatch(r'twinkle_services\.\w+(\.domain)?\.errors(\.\w+)?', _module.name):
         importlib.import_module(_module.name)
 ERRORS = all_error_classes()
 

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from fixtures.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-ROOTS = ('twinkle', 'twinkle_client', 'services')
+ROOTS = ('twinkle', 'twinkle_client', 'twinkle_services')
 PARTS = {
     'twinkle_services.checkpoint': 'checkpoint',
     'twinkle_services.data': 'data',

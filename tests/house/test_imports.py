@@ -44,7 +44,7 @@ VALUES = (
 )
 """Packages that a domain may import in addition to the standard library: values and arrays."""
 
-GATEWAY_RULES = re.compile(r'services\.gateway\.(credentials|errors|paging|fleet\.sampler_choice|\w+\.rules)')
+GATEWAY_RULES = re.compile(r'twinkle_services\.gateway\.(credentials|errors|paging|fleet\.sampler_choice|\w+\.rules)')
 """Modules that the rules of a gateway feature may also import: shared values, and rules of other features."""
 
 PROBE = """
@@ -87,4 +87,15 @@ def test_domains_import_only_the_standard_library() -> None:
             and not name.startswith((package, *VALUES))
             and not GATEWAY_RULES.fullmatch(name)
         ]
+    assert offenders == []
+
+
+def test_services_are_imported_by_their_installed_name() -> None:
+    """No module imports the folder `services`, whose classes would exist twice beside those of `twinkle_services`."""
+    offenders = [
+        f'{module.path}:{line}: {name}'
+        for module in modules()
+        for line, name in imported_names(module.tree)
+        if name.split('.')[0] == 'services'
+    ]
     assert offenders == []

@@ -66,7 +66,7 @@ def test_the_gateway_stays_small() -> None:
 def test_imports_have_no_cycles() -> None:
     """No module imports itself through other modules, even if the imports are for type checking only."""
     graph = grimp.build_graph(
-        'twinkle', 'twinkle_client', 'services', exclude_type_checking_imports=False, cache_dir=None
+        'twinkle', 'twinkle_client', 'twinkle_services', exclude_type_checking_imports=False, cache_dir=None
     )
     cycles = _cycles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
     assert cycles == []

@@ -40,6 +40,7 @@ from twinkle_client.stack import (
     start_stack,
     stop_stack,
 )
+from twinkle_client.stack.packages import check_packages
 from twinkle_client.stack.scaling_rule import Scaling
 from twinkle_client.stack.spawning import mesh_size
 
@@ -126,6 +127,7 @@ def up(given: UpOptions) -> None:
     folder = (given.state_dir or default_state_dir()).absolute()
     state = StackState.load(folder)
     try:
+        check_packages()
         options = StackOptions(state_dir=folder)
         options = options.with_file(given.config) if given.config else options
         choices = given.choices(options)

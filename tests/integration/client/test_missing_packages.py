@@ -1,0 +1,29 @@
+"""Messages of programs whose libraries are not installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from twinkle_client.stack import SERVICES, StackError
+from twinkle_client.stack.packages import check_packages
+
+HIDE = "import sys; sys.modules['pydantic'] = None; from twinkle_services import commands; commands.{service}()"
+"""Program that starts a service without a library that all services need."""
+
+
+@pytest.mark.parametrize('service', SERVICES)
+def test_program_of_a_service_names_its_extra(service: str) -> None:
+    """A service that lacks a library exits with one line, which names the library and the extra to install."""
+    done = subprocess.run(
+        [sys.executable, '-c', HIDE.format(service=service)], capture_output=True, text=True, check=False
+    )
+    message = f"twinkle-{service}: the package pydantic is missing: pip install 'twinkle-grpc[{service}]'\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_stack_is_refused_without_the_libraries_of_its_services() -> None:
+    """Missing libraries are named together with the command that installs them."""
+    check_packages()
+    with pytest.raises(StackError, match=r"missing \(no_such_library\): pip install 'twinkle-grpc\[all\]'$"):
+        check_packages(['json', 'no_such_library'])
