@@ -5,10 +5,9 @@ GRPO to write letters, and samples from every version. D only computes log-proba
 client and thread; the services compute their batches in shared passes.
 
 The recipe runs all four tenants at the same time, and then each tenant alone. Losses, log-probabilities, samples and
-the digests of the final weights must be bitwise equal. `--solo B` runs tenant B alone.
-
-The recipe connects to running services (TWINKLE_SERVER_URL or `twinkle up --engine torch`), or starts them for the run.
-With vLLM, tenant C can differ, because the rounding of a sample depends on the other requests in a step of the engine.
+the digests of the final weights must be bitwise equal. With vLLM, C can differ, because rounding in a sample depends on
+the other requests in a step of the engine. `--solo B` runs tenant B alone. The recipe connects to running services
+(TWINKLE_SERVER_URL or `twinkle up --engine torch`), or starts them for the run.
 """
 
 from dataclasses import dataclass, replace

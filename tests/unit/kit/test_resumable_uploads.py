@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import (
     DataLoss,
-    DigestMismatch,
     DiskFull,
     InUse,
     InvalidField,
@@ -162,16 +161,6 @@ async def test_find_returns_the_state_of_an_upload(storage: Storage) -> None:
     assert upload.status.is_complete
     assert upload.status.path.read_bytes() == b'data'
     await upload.close()
-
-
-async def test_a_wrong_digest_removes_the_upload(storage: Storage) -> None:
-    """An upload that does not match its digest is removed, so that it can be sent again."""
-    digest = blake3(b'right').hexdigest()
-    with pytest.raises(DigestMismatch):
-        await storage.send(b'wrong', digest=digest)
-    assert (await storage.read(), storage.folders()) == (None, [])
-    await storage.send(b'right', digest=digest)
-    assert await storage.read() == b'right'
 
 
 async def test_a_damaged_upload_is_not_read(storage: Storage) -> None:

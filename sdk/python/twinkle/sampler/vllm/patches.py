@@ -1,7 +1,6 @@
 """Patches of vLLM 0.32. No upstream issues are known for these defects. Review the patches with each new version.
 
-* On a CPU, LoRA is computed by `cpu_lora`. LoRA on the head breaks the log-probabilities of prompts, so heads and
-  embeddings have no LoRA.
+* On a CPU, `cpu_lora` computes LoRA. Embeddings and heads have none: on heads, it breaks log-probabilities of prompts.
 * On a CPU, a reload leaves a tied head with a packed copy of the old embeddings. The patch packs the head again.
 * On a CPU, blocks of keys and values are cleared before use, and states of generators are restored after steps of
   incomplete prompts. vLLM would reset an offset that these generators do not have.
