@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 CHOICES = ['red', 'blue', 'green', 'black']
 QUESTIONS: list[dict[str, Any]] = [
-    {'question': f'{thing} is ', 'choices': [f'{choice}.' for choice in CHOICES], 'answer': index % 4}
+    {'question': f'{thing} is', 'choices': [f' {choice}.' for choice in CHOICES], 'answer': index % 4}
     for index, thing in enumerate(('Blood', 'Water', 'Grass', 'Coal', 'Wine', 'Ice', 'Moss', 'Night'))
 ]
 
