@@ -28,7 +28,7 @@ test('a row has the outcome and the receipt of an operation', () => {
   });
 });
 
-test('an error is the message of its status', () => {
+test('the row of a failed operation has the message of the error', () => {
   const failed = create(OperationResultSchema, { outcome: { case: 'error', value: { code: 9, message: 'too far' } } });
   expect(rowOf(failed)).toMatchObject({ kind: 'error', error: 'too far' });
 });

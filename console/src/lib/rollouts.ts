@@ -18,7 +18,7 @@ export interface StepRow {
   degenerateCount: number;
 }
 
-/** The steps of groups that are ordered by descending step, newest first. */
+/** The steps of groups, newest first. The groups must be ordered by descending step. */
 export function stepsOf(groups: RolloutGroupSummary[]): StepRow[] {
   const byStep = new Map<number, RolloutGroupSummary[]>();
   for (const group of groups) {
@@ -68,7 +68,7 @@ export const groupKey = ({ step, groupId }: RolloutGroupSummary): string => `${s
 export interface Selection {
   /** See `groupKey`. */
   group: string;
-  /** Place of the rollout in the group's list. */
+  /** Index of the rollout in the group's list. */
   place: number;
 }
 
@@ -102,7 +102,7 @@ export function moved(rows: StepRow[], { group, place }: Selection, key: string)
   return selections[key]?.();
 }
 
-/** Consecutive tokens that one version sampled. */
+/** Consecutive tokens that one version sampled, or that were not sampled. */
 export interface Segment {
   begin: number;
   end: number;
@@ -110,7 +110,7 @@ export interface Segment {
   version: number | undefined;
 }
 
-/** The version spans of a completion, with the tokens between them, which were not sampled. */
+/** The segments of a completion: its version spans, and the tokens outside them, which were not sampled. */
 export function segmentsOf(spans: VersionSpan[], tokenCount: number): Segment[] {
   const segments: Segment[] = [];
   let begin = 0;

@@ -26,7 +26,7 @@ function spanOf(line: Line): Span {
   });
 }
 
-test('an example has the events that the command line writes', () => {
+test('the events of the example equal those that the command line writes', () => {
   const ids = [...new Set(example.spans.map((line) => line.trace_id))];
   const traces = ids.map((traceId) => ({
     traceId,
@@ -37,6 +37,6 @@ test('an example has the events that the command line writes', () => {
   expect(JSON.parse(JSON.stringify(traceEvents(traces.reverse())))).toEqual(expected);
 });
 
-test('no traces have no events', () => {
+test('the list of events is empty without traces', () => {
   expect(traceEvents([])).toEqual({ traceEvents: [], displayTimeUnit: 'ms', otherData: { begin_time_ns: '0' } });
 });
