@@ -1,4 +1,4 @@
-"""Tinker's `cross_entropy`."""
+"""The `cross_entropy` loss of the Tinker API: weighted negative log-probabilities of labels or targets."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ class TinkerCrossEntropy(TinkerLoss):
     """`- sum of weight * log p`; weights may be negative, as `forward_backward_custom` requires.
 
     If the streams `target_ids` and `target_weights` give targets of shape [T, K], each label's term is
-    `- sum over k of weight_k * log p_k`.
+    `- weight * sum over k of weight_k * log p_k`.
     """
 
     optional_streams = ('target_ids', 'target_weights')

@@ -1,4 +1,4 @@
-"""Tinker's `dro`."""
+"""The `dro` loss of the Tinker API: a policy objective with a quadratic penalty on the log-ratio."""
 
 from torch import Tensor
 
@@ -8,7 +8,9 @@ from twinkle.loss.tinker.base import TinkerPolicyLoss
 
 
 class TinkerDRO(TinkerPolicyLoss):
-    """`- sum of (A log p - beta / 2 (log r)^2)`, where A is the advantage and r is `exp(log p - old_logps)`.
+    """`- sum of w (A log p - beta / 2 (log r)^2)`, where r is `exp(log p - old_logps)`.
+
+    w is the weight of a label, and A its advantage.
 
     Args:
         beta: at least 0. Tinker publishes no default; its documentation uses 0.05 in an example.

@@ -1,4 +1,4 @@
-"""Tinker's `gspo`."""
+"""The `gspo` loss of the Tinker API: a clipped policy objective with one ratio per datum."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from twinkle.loss.tinker.base import TinkerClippedLoss
 
 
 class TinkerGSPO(TinkerClippedLoss):
-    """`- sum of min(s A, clip(s, low, high) A)`, where s is the geometric mean of the ratios r of a datum's labels.
+    """`- sum of w min(s A, clip(s, low, high) A)`, where s is the geometric mean of the ratios r of a datum's labels.
 
-    At each label, the gradient of log s is that of the label's log-probability. The mean is taken over the labels where
-    the stream `sequence_ratio_mask` is not 0.
+    w is the weight of a label, and A its advantage. At each label, the gradient of log s is that of the label's
+    log-probability. The mean is taken over the labels where the stream `sequence_ratio_mask` is not 0.
 
     Args:
         clip_low_threshold: see `TinkerClippedLoss`. Tinker publishes no default; the default is that of `GSPOLoss`.

@@ -1,4 +1,4 @@
-"""Tinker's `importance_sampling`."""
+"""The `importance_sampling` loss of the Tinker API: the advantage times the ratio of probabilities."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from twinkle.loss.tinker.base import TinkerPolicyLoss
 
 
 class TinkerImportanceSampling(TinkerPolicyLoss):
-    """`- sum of r A`, where r is the ratio and A the advantage."""
+    """`- sum of w r A`, where w is the weight of a label, r its ratio and A its advantage."""
 
     def per_label(self, batch: LossBatch) -> Tensor:
         """Return [R], the negated weighted advantage."""

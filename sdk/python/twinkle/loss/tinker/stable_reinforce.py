@@ -1,4 +1,7 @@
-"""Tinker's `stable_reinforce`. Its objective is not published; this module defines one."""
+"""The `stable_reinforce` loss of the Tinker API: a policy gradient with truncated importance weights.
+
+Tinker does not publish its objective; this module defines one.
+"""
 
 import torch
 from torch import Tensor
@@ -12,12 +15,13 @@ RATIO_LIMIT = 2.0
 
 
 class TinkerStableReinforce(TinkerLoss):
-    """`- sum of (sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2)`: REINFORCE with truncated importance weights.
+    """`- sum of w (sg(min(r, 2)) A log p - kl_coeff / 2 (log r)^2)`: REINFORCE with truncated importance weights.
 
-    r is `exp(log p - old_logps)`; without the stream `old_logps`, the batch is treated as on policy, with r = 1. `sg`
-    stops the gradient. The bound of 2 limits the effect of labels with large ratios, and labels with small ratios have
-    little effect. The penalty estimates the divergence from the sampling policy; its gradient is 0 where both policies
-    agree. An old log-probability of 0 marks a label that was not sampled: it has weight 1 and no penalty.
+    w is the weight of a label, A its advantage, and r is `exp(log p - old_logps)`; without the stream `old_logps`, the
+    batch is treated as on policy, with r = 1. `sg` stops the gradient. The bound of 2 limits the effect of labels with
+    large ratios, and labels with small ratios have little effect. The penalty estimates the divergence from the
+    sampling policy; its gradient is 0 where both policies agree. An old log-probability of 0 marks a label that was not
+    sampled: it has importance weight 1 and no penalty.
 
     Args:
         kl_coeff: factor of the penalty, at least 0.
