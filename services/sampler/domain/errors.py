@@ -60,12 +60,13 @@ class VersionNotReady(Unavailable):
     """The requested version is not on this sampler yet: it did not arrive in time, or there was no capacity for it."""
 
     adapter_id: str
+    """Id of the adapter, or name of the checkpoint."""
     version: int
-    """Requested version; 0 means any version."""
+    """Exact or lowest version that the request accepts; 0 if it accepts any, or no more adapters can be followed."""
 
     def __str__(self) -> str:
-        requested = f'version {self.version} of adapter' if self.version else 'the newest version of adapter'
-        return f'{requested} {self.adapter_id!r} has not reached this sampler yet; retry later'
+        requested = f'version {self.version}' if self.version else 'the requested version'
+        return f'{requested} of adapter {self.adapter_id!r} has not reached this sampler yet; retry later'
 
 
 @domain_error('ADAPTER_NOT_READY', 'adapter {adapter_id!r} cannot be sampled here: it needs {needs}')
