@@ -26,16 +26,15 @@ class ScoredSequence:
 
 
 class Sampling:
-    """Samples from the base model and from adapters."""
+    """Samples from the base model and from adapters, and computes log-probabilities of given sequences.
+
+    Args:
+        engine: Engine whose tokens are described.
+        runner: Runs the prompts.
+        max_concurrent_prompts: Maximum number of prompts of one request that run at the same time.
+    """
 
     def __init__(self, engine: SamplerEngine, runner: PromptRunner, *, max_concurrent_prompts: int) -> None:
-        """Create the use case.
-
-        Args:
-            engine: Engine whose tokens are described.
-            runner: Runs the prompts.
-            max_concurrent_prompts: Maximum number of prompts of one request that run at once.
-        """
         self._engine = engine
         self._runner = runner
         self._max_concurrent_prompts = max_concurrent_prompts
@@ -94,7 +93,7 @@ class Sampling:
         """Return the log-probabilities of the prompts' tokens, in the order of the prompts; nothing is sampled.
 
         Args:
-            caller: The tenant that samples.
+            caller: The tenant that requests the log-probabilities.
             request: The sequences to score, as prompts, with `max_tokens` 0.
 
         Raises:
