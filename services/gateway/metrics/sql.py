@@ -181,14 +181,14 @@ class SqlMetricStore(SqlStore):
         condition = is_of_run(row, (tenant_id, run_id)) & (row.revision > after)
         if wanted.names:
             condition &= row.name.in_(wanted.names)
-        # One statement, because a chunk that is divided between two statements would be read in part.
+        # One statement, because a chunk may be divided between two statements, and some of its points would be missing.
         query = select(row.name, row.chunk, row.points).where(condition)
         async with self._reading_rows(run_id, query) as found:
             return await self._reading.run(_changes_of, found, wanted, after, until)
 
     @asynccontextmanager
     async def _reading_rows(self, run_id: str, query: Any) -> AsyncIterator[Sequence[Any]]:
-        """Yield the rows with points that a query selects; the next read waits until the block ends."""
+        """Yield the rows with points that a query selects; at most `_READERS` such blocks run at the same time."""
         with _named_damage(run_id):
             async with self._readers:
                 async with self._database.read() as connection:

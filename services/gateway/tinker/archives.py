@@ -114,7 +114,7 @@ class ArchiveContents:
     """blake3 of the archive, hexadecimal."""
 
     def range_of(self, file: str) -> ByteRange | None:
-        """Return the bytes of a file, or of the archive if `file` is empty; None if there is no such file."""
+        """Return the byte range of a file, or of the whole archive if `file` is empty; None for an unknown file."""
         return self.files.get(file) if file else ByteRange(0, self.size_bytes)
 
 

@@ -33,7 +33,7 @@ class SpanFile:
 
 
 def scan(folder: Path, *, max_files: int) -> list[SpanFile]:
-    """Return the files of a folder that changed last, at most `max_files`; a missing folder has none."""
+    """Return at most `max_files` files of a folder, the most recently changed first; a missing folder has none."""
     found: list[tuple[int, str]] = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -62,10 +62,12 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def read_new(file: SpanFile, begin: int) -> Iterator[tuple[int, int, SpanRecord | None]]:
-    """Yield begin, end and span of the complete lines from `begin` on; None for a damaged line.
+    """Yield the begin offset, end offset and span of each complete line from `begin` on.
 
-    For each part of a line that is too long, there is an empty range after the part, without a span. If `begin`
-    is inside a line, the rest of this line is skipped. Reading ends early if the file cannot be read or was replaced.
+    A damaged line has None instead of a span. A line that is too long is read in parts of `_MAX_LINE_BYTES` and
+    skipped. For each part but the last, the offset after the part is yielded as begin and as end, without a span, so
+    that a caller can continue there. If `begin` is inside a line, the rest of this line is skipped. Reading ends
+    early if the file cannot be read or was replaced.
     """
     with suppress(OSError), _opened(file.path) as opened:
         if (os.fstat(opened.fileno()).st_ino, opened.read(_HEAD_BYTES)) != file.file_id:
