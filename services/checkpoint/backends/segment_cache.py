@@ -51,7 +51,10 @@ class CachedVersion:
 
 
 class SegmentCache:
-    """The segments and records of one store. Any thread may call its methods; only one process may use it at a time."""
+    """The segments and records of one store.
+
+    Methods may be called from any thread. Only one process may use the cache of a store at a time.
+    """
 
     def __init__(self, segments: Segments, *, store_url: str, home: Path) -> None:
         """Lock the cache of a store, and remove the caches of stores that no longer exist.

@@ -24,7 +24,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Mapping:
-    """A shared mapping of a file, which exists as long as the object or a view of its bytes exists."""
+    """A shared mapping of a file. The file stays mapped while this object or a view of its bytes exists."""
 
     def __init__(self, descriptor: int, size_bytes: int, *, is_writable: bool) -> None:
         """Map the first `size_bytes` bytes of an open file. The caller may close the descriptor afterwards.

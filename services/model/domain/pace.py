@@ -10,7 +10,7 @@ _DECAY = 0.9
 _MAX_ADAPTERS = 512
 """Maximum number of adapters with stored think times; larger than the number of adapters that share a pass."""
 _SPREAD = 2.0
-"""An adapter is no longer expected after this many times its mean think time."""
+"""An adapter's next operation is no longer expected after this many times the adapter's mean think time."""
 
 
 class Average:
