@@ -76,7 +76,9 @@ def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tup
     module, _, name = layer.path.rpartition('.')
     parts = SEPARATE_WEIGHTS[name]
     if f'{module}.{layer.expert_count}.{parts[0]}.weight' in names:
-        raise AdapterMismatch(f'the base model has more experts than {layer.path} of the adapter: {layer.expert_count}')
+        raise AdapterMismatch(
+            f'the adapter has {layer.expert_count} experts in {layer.path}, but the base model has more'
+        )
     return {
         f'{module}.{expert}.{part}.weight': (outputs // len(parts), inputs)
         for expert in range(layer.expert_count)
