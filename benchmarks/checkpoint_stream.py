@@ -1,4 +1,4 @@
-"""Time until a publish returns and until a subscriber has the version, through shared memory and as bytes.
+"""Measures the time until a publish returns and a subscriber has the version, through shared memory and as bytes.
 
 The weights are bfloat16. Consecutive versions differ by a small update, as in training.
 """

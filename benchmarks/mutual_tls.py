@@ -1,7 +1,7 @@
 """Cost of mutual TLS between two services: unary calls over plaintext and over mutual TLS alternate within one run.
 
-Caller and services are separate processes. There is one call at a time. The connections are opened before the calls,
-and the time to open a connection is measured separately.
+Caller and services are separate processes. There is one call at a time. The connections are opened before the calls.
+The time to open a connection, make one call and close the connection is measured separately.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ async def _measure(addresses: dict[str, str], callers: dict[str, TlsConfig]) -> 
 
 
 async def _connecting(address: str, tls: TlsConfig) -> list[float]:
-    """Return the durations in seconds of new connections, each with its first call."""
+    """Return the times in seconds to open a connection, make one call and close the connection."""
     seconds: list[float] = []
     for _ in range(CONNECTIONS):
         begin = time.perf_counter()
