@@ -1,6 +1,7 @@
 """Tests of starts of the model service that are refused with a message and without a traceback."""
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +37,13 @@ def test_adapters_of_a_different_base_model_are_refused(tmp_path: Path, tiny_lla
 
 
 @pytest.mark.slow
-def test_unwritable_journal_is_reported_with_the_cause(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    """If a journal cannot be opened as a database, the message has its folder and the cause."""
-    (tmp_path / 'journal' / 'journal.sqlite').mkdir(parents=True)
+def test_folder_instead_of_a_journal_is_reported_with_the_cause(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """If the path of the journal's database is a folder, the message has the path and SQLite's error."""
+    journal = tmp_path / 'journal' / 'journal.sqlite'
+    journal.mkdir(parents=True)
+    with pytest.raises(sqlite3.Error) as raised:
+        sqlite3.connect(journal)
     message = _refusal(tmp_path, tiny_llama_dir)
-    assert str(tmp_path) in message
+    assert str(journal) in message
+    assert str(raised.value) in message
     assert 'Traceback' not in message
