@@ -28,7 +28,7 @@ PARTS = {
 }
 """Extra that each package needs; empty for the base distribution."""
 OPTIONAL = {'twinkle_client': 'ray'}
-"""Extra that a package needs only for some options. It imports the libraries of this extra when an option is used."""
+"""Extra that a package needs only for some options. The package imports its libraries when such an option is used."""
 TORCH = {'torch', 'transformers', 'peft', 'vllm'}
 """torch, and libraries that are used with it."""
 LIGHT_EXTRAS = ['', 'kit', 'data', 'gateway', 'checkpoint', 'modelscope', 'rewards', 's3']

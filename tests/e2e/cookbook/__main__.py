@@ -52,13 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
-    """Return the requested recipes and the recipes that must provide their weights first, in running order."""
+    """Return the names of the recipes to run, in the order of `RECIPES`.
+
+    A recipe that was not requested is included if a requested recipe starts from its weights, and it has saved none.
+    """
     needed = {RECIPES[name].initial_recipe for name in requested} - {''}
     return [name for name in RECIPES if name in requested or (name in needed and not _last_weights(runs / name))]
 
 
 def _last_weights(run: Path) -> str:
-    """Return the path of the last weights that a run saved, or an empty text without saved weights."""
+    """Return the path of the last weights that a run saved, or an empty string if it saved no weights."""
     checkpoints = run / _LOG / 'checkpoints.jsonl'
     lines = checkpoints.read_text(encoding='utf-8').splitlines() if checkpoints.is_file() else []
     return json.loads(lines[-1])['state_path'] if lines else ''

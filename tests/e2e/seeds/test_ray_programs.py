@@ -21,7 +21,7 @@ GRPO_SIZES = {
     'MINI_BATCH_SIZE': '4',
     'MAX_NEW_TOKENS': '32',
 }
-"""Environment variables that reduce the program's sizes and select a model that vLLM can run on these CPUs."""
+"""Environment variables that reduce the program's sizes and select a model that vLLM can run on CPUs."""
 STEP = """
 from twinkle.data_format import LoraConfig
 model.add_adapter_to_model('default', LoraConfig(r=4, target_modules='all-linear'))
@@ -30,7 +30,7 @@ loss = model.forward_backward([{'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -
 model.clip_grad_and_step()
 print('trained:', loss)
 """
-"""Last part of a program that only creates a trainer."""
+"""Statements that train one step, appended to a program that only creates a trainer."""
 ON_CPUS = {
     "device_type='GPU'": "device_type='CPU'",
     "'gpu_memory_utilization': 0.8,": "'kv_cache_memory_bytes': 1 << 26,",

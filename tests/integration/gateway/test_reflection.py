@@ -109,7 +109,7 @@ async def test_every_listed_service_is_described(gateway: RunningGateway, versio
 
 @pytest.mark.parametrize('version', VERSIONS)
 async def test_a_forwarded_method_is_called_by_its_description(gateway: RunningGateway, version: str) -> None:
-    """A request and a response that are built from reflected descriptors reach a service behind the gateway."""
+    """A client that builds its messages from reflected descriptors can call a service behind the gateway."""
     await _connect(gateway)
     client = Reflection(gateway.channel, version)
     method = (await client.service(ADAPTERS)).methods_by_name['GetAdapter']

@@ -45,7 +45,7 @@ def test_forged_page_token_is_refused(after: Any) -> None:
 
 @given(st.text(max_size=40))
 def test_arbitrary_text_as_page_token_is_an_invalid_argument(token: str) -> None:
-    """Any text that is not a token raises InvalidArgument and no other error."""
+    """Any text that is neither a token nor empty raises InvalidArgument and no other error."""
     try:
         page_from_proto(0, token, query=QUERY)
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""Trees of common prefixes: every sequence is read along its parents, and prompts, turns and copies share rows."""
+"""Trees of common prefixes: paths of spans form the sequences; prompts, turns and copies share rows."""
 
 import numpy as np
 from hypothesis import given
@@ -66,8 +66,8 @@ def related_sequences(draw):
 
 
 @given(related_sequences())
-def test_every_sequence_is_read_along_its_parents(sequences):
-    """The rows along the parents of a span are the tokens and positions of its sequence, for any branches."""
+def test_spans_from_the_root_form_every_sequence(sequences):
+    """The rows on the path from a root span to the end of a sequence have the sequence's tokens and positions."""
     batch = packed(sequences)
     tree = PrefixTree.of(batch)
     for rows, tokens in zip(sequences_of(tree, batch), sequences, strict=True):
@@ -80,7 +80,7 @@ def test_every_sequence_is_read_along_its_parents(sequences):
 
 @given(related_sequences())
 def test_builder_counts_the_rows_of_the_tree(sequences):
-    """The counts that `add` returns sum to the rows of the tree, so that parts can be divided by these counts."""
+    """The counts that `add` returns add up to the number of rows of the tree."""
     batch = packed(sequences)
     builder = PrefixTreeBuilder(batch)
     assert sum(builder.add(*bounds) for bounds in batch.sequence_bounds) == builder.tree().row_count

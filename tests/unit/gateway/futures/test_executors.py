@@ -39,7 +39,7 @@ async def accepted(store: MemoryFutureStore, key: str) -> Future:
 
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_operation_is_applied_once_despite_an_outage(failure_list: str) -> None:
-    """An operation runs once although the service fails several times, before it runs the operation or responds."""
+    """An operation runs once if several calls fail, whether they fail before or after the operation runs."""
     trainer, store = RecordTrainer(), MemoryFutureStore()
     setattr(trainer, failure_list, list(OUTAGE))
     execute = ExecuteOperation(trainer, store, RETRY)
@@ -144,7 +144,7 @@ async def test_repeated_deletion_succeeds() -> None:
 
 
 async def test_results_expire_and_stray_files_are_deleted() -> None:
-    """A sweep deletes old results, files without a future and, at a later sweep, records; it keeps everything else."""
+    """Sweeps delete files without a future, and results and records that have expired; they keep everything else."""
     clock = FakeClock()
     payloads = MemoryPayloadStore(clock)
     async with running_futures(stores=(MemoryFutureStore(), payloads)) as gateway:
