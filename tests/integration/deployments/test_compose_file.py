@@ -141,7 +141,7 @@ def test_collector_and_board_are_connected() -> None:
 
 def _arguments(container: Container) -> list[str]:
     """Return the arguments of the command, with paths of this machine instead of mounted ones."""
-    assert list(container.command[:3]) == ['python', '-m', f'services.{container.target}']
+    assert list(container.command[:3]) == ['python', '-m', f'twinkle_services.{container.target}']
     folders = {mount.target: mount.path for mount in container.mounts if mount.path is not None}
     words = [*container.command[3:]]
     return [str(folders['/etc/twinkle'] / Path(word).name) if word.startswith('/etc/') else word for word in words]
