@@ -266,7 +266,7 @@ async def test_unsupported_body_types_are_refused(running: OpenAiGateway) -> Non
 
 async def test_unknown_paths_and_methods_are_errors(running: OpenAiGateway) -> None:
     """An unknown path returns 404 with the code `unknown_url`, and an unsupported method returns 405."""
-    missing = await running.post('/embeddings', {})
+    missing = await running.post('/moderations', {})
     assert (missing.status_code, missing.json()['error']['code']) == (404, 'unknown_url')
     assert (await running.post('/models', {})).status_code == 405
 
