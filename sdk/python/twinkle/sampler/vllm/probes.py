@@ -65,6 +65,8 @@ async def probe_prompt(run: Run, outputs: Outputs, call_workers: CallWorkers) ->
 
 
 def _steps(probe: PromptProbe, rows: int) -> Iterator[_Step]:
+    if probe.target_token_ids is None and not probe.draw_count:
+        return
     none = np.empty(0, np.int32)
     for row in range(rows):
         targets = none if probe.target_token_ids is None else probe.target_token_ids[row]
