@@ -102,12 +102,22 @@ def is_prefix_intact(path: Path, *, is_content_read: bool = True) -> bool:
         path: The file.
         is_content_read: Whether to compare the bytes; otherwise only the size is compared.
     """
+    if (prefix := _prefix_sum(path)) is None:
+        return True
+    digest, size_bytes = prefix
+    with suppress(FileNotFoundError):
+        return path.stat().st_size >= size_bytes and (not is_content_read or digest_of(path, size_bytes) == digest)
+    return True
+
+
+def covered_bytes(path: Path) -> int:
+    """Return how many bytes the last call of `write_prefix_sum` covered; 0 if the digest is missing or damaged."""
+    prefix = _prefix_sum(path)
+    return 0 if prefix is None else prefix[1]
+
+
+def _prefix_sum(path: Path) -> tuple[str, int] | None:
     with suppress(FileNotFoundError, FileDamaged):
         match = _PREFIX.fullmatch(checked(path.with_name(f'{path.name}.b3').read_bytes()))
-        if match is None:
-            return True
-        size_bytes = int(match[2])
-        return path.stat().st_size >= size_bytes and (
-            not is_content_read or digest_of(path, size_bytes).encode() == match[1]
-        )
-    return True
+        return None if match is None else (match[1].decode(), int(match[2]))
+    return None

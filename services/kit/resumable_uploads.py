@@ -38,6 +38,8 @@ from twinkle_services.kit.upload_folder import (
     create_folder,
     holds,
     intact_status,
+    is_marked_verified,
+    mark_verified,
     modified,
     remove_folder,
     remove_leftover,
@@ -246,6 +248,11 @@ class Upload:
         self._committed_bytes = committed_bytes
         self._chunk_field = chunk_field
         self._running: asyncio.Future[Any] | None = None
+        self._has_new_bytes = False
+        """Whether this stream stored bytes."""
+        self._is_verified = False
+        self._is_unchanged = False
+        """Whether an earlier stream verified the complete upload and stored its checksum."""
 
     @property
     def status(self) -> UploadStatus:
@@ -283,12 +290,14 @@ class Upload:
     async def verify(self) -> None:
         """Check that a complete upload has the digests of its header; do nothing if the header has no digest.
 
+        The bytes are read once: later streams with the same header rely on the checksum that `open` compares.
+
         Raises:
             DigestMismatch: A digest differs. The upload was removed.
             StoreUnavailable: The disk cannot be used.
         """
         try:
-            await self.run(self._header.check_digests, self.status.path)
+            await self.run(self._verify)
         except DigestMismatch:
             await self.discard()
             raise
@@ -326,7 +335,14 @@ class Upload:
             problem = f'differs from the bytes that this upload has stored at offset {chunk.offset}'
             raise InvalidField(self._chunk_field, f'{problem}; upload other bytes under another upload_id')
         if new := memoryview(chunk.data)[repeated_bytes:]:
+            self._has_new_bytes = True
             append(path, new)
+
+    def _verify(self) -> None:
+        self._is_unchanged = not self._has_new_bytes and is_marked_verified(self._folder, self._header)
+        if not self._is_unchanged:
+            self._header.check_digests(self.status.path)
+            self._is_verified = True
 
     async def _close(self) -> None:
         try:
@@ -337,7 +353,11 @@ class Upload:
             self._store.release(self._folder)
 
     def _finish(self) -> None:
-        write_prefix_sum(self.status.path)
+        if not self._is_unchanged:
+            write_prefix_sum(self.status.path)
+        if self._is_verified:
+            # The mark follows the checksum, because streams that find it compare only the checksum.
+            mark_verified(self._folder, self._header)
         self._store.touch(self._folder)
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from twinkle.checkpoint_engine import chunk_checksum
-from twinkle_services.kit.checksums import checked, digest_of, is_prefix_intact, sha256_of, with_checksum
+from twinkle_services.kit.checksums import checked, covered_bytes, digest_of, is_prefix_intact, sha256_of, with_checksum
 from twinkle_services.kit.errors import ChunkCorrupt, DigestMismatch, StoredDataDamaged
 
 BYTES_FILE = 'bytes'
 _HEADER_FILE = 'header.json'
+_VERIFIED_FILE = 'verified.json'
+"""Copy of the header with which the complete file was verified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +91,22 @@ class UploadStatus:
         return self.committed_bytes == self.header.size_bytes
 
 
-def _header_in(folder: Path) -> UploadHeader | None:
-    """Return the header in a folder; None if it is missing or damaged."""
+def _header_in(path: Path) -> UploadHeader | None:
+    """Return the header in a file; None if it is missing or damaged."""
     with suppress(FileNotFoundError, ValueError):
-        return _HEADERS.validate_json(checked((folder / _HEADER_FILE).read_bytes()))
+        return _HEADERS.validate_json(checked(path.read_bytes()))
     return None
+
+
+def is_marked_verified(folder: Path, header: UploadHeader) -> bool:
+    """Return whether `mark_verified` was called with this header, and a stored checksum covers the complete upload."""
+    return covered_bytes(folder / BYTES_FILE) == header.size_bytes and _header_in(folder / _VERIFIED_FILE) == header
+
+
+def mark_verified(folder: Path, header: UploadHeader) -> None:
+    """Record that a complete upload has the digests of `header`. Errors of the file system are ignored."""
+    with suppress(OSError):
+        _write_header(folder / _VERIFIED_FILE, header)
 
 
 def intact_status(folder: Path, upload_id: str, *, is_content_read: bool = False) -> UploadStatus | None:
@@ -119,7 +132,7 @@ def status_in(folder: Path) -> UploadStatus | None:
 
     Without an intact header or without the file of the bytes, return None.
     """
-    header, path = _header_in(folder), folder / BYTES_FILE
+    header, path = _header_in(folder / _HEADER_FILE), folder / BYTES_FILE
     if header is not None:
         with suppress(FileNotFoundError):
             return UploadStatus(header=header, committed_bytes=path.stat().st_size, path=path)
@@ -130,6 +143,7 @@ def create_folder(folder: Path, header: UploadHeader) -> None:
     """Create an upload without bytes. If the disk fails, nothing remains."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / _VERIFIED_FILE).unlink(missing_ok=True)  # a removal that failed may have left it
         (folder / BYTES_FILE).write_bytes(b'')
         # The header is written last and atomically: without it the upload does not exist.
         write_header(folder, header)
@@ -140,9 +154,13 @@ def create_folder(folder: Path, header: UploadHeader) -> None:
 
 def write_header(folder: Path, header: UploadHeader) -> None:
     """Replace the header of an upload atomically."""
-    staging = folder / f'{_HEADER_FILE}.new'
+    _write_header(folder / _HEADER_FILE, header)
+
+
+def _write_header(path: Path, header: UploadHeader) -> None:
+    staging = path.with_name(f'{path.name}.new')
     staging.write_bytes(with_checksum(_HEADERS.dump_json(header)))
-    staging.replace(folder / _HEADER_FILE)
+    staging.replace(path)
 
 
 def holds(path: Path, chunk: UploadChunk) -> bool:

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.checkpoint_engine import chunk_checksum
+from twinkle_services.kit.checksums import write_prefix_sum
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import ChunkCorrupt, DigestMismatch, InvalidField, StoredDataDamaged
 from twinkle_services.kit.resumable_uploads import Upload, UploadRules, UploadStore
@@ -109,6 +110,31 @@ async def test_a_wrong_digest_removes_the_upload(storage: Storage, digests: dict
     assert (await storage.read(), list(storage.root.iterdir())) == (None, [])
     await storage.send(_chunk(DATA), sha256=SHA256)
     assert await storage.read() == DATA
+
+
+async def test_a_complete_upload_is_verified_once(storage: Storage) -> None:
+    """Later streams without new bytes compare only the stored sum; if it is lost, the digests are compared again."""
+    await storage.send(_chunk(DATA), sha256=SHA256)
+    (file,) = storage.root.glob('*/*/bytes')
+    file.write_bytes(OTHER)
+    write_prefix_sum(file)
+    await storage.send(sha256=SHA256)
+    file.with_name('bytes.b3').unlink()
+    with pytest.raises(DigestMismatch):
+        await storage.send(sha256=SHA256)
+    assert list(storage.root.iterdir()) == []
+
+
+async def test_an_upload_that_was_not_verified_is_verified_by_the_next_stream(storage: Storage) -> None:
+    """A service that is killed after the last byte leaves an unverified upload, even under the id of a damaged one."""
+    await storage.send(_chunk(DATA), sha256=SHA256)
+    (header,) = storage.root.glob('*/*/header.json')
+    header.unlink()
+    upload = await storage.open(sha256=SHA256)
+    await upload.add(_chunk(OTHER))
+    await upload.close()
+    with pytest.raises(DigestMismatch):
+        await storage.send(sha256=SHA256)
 
 
 @pytest.mark.parametrize('digests', [{}, *DIGESTS])
