@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -214,6 +214,19 @@ class JsonResponse:
         data = json_bytes(self.body)
         await call.begin(self.status, JSON_TYPE, {'content-length': str(len(data)), **self.headers})
         await call.write(data, is_last=True)
+
+
+@dataclass(frozen=True)
+class EncodedResponse:
+    """Response with a JSON document that is already encoded, in parts."""
+
+    parts: Sequence[bytes]
+
+    async def write(self, call: HttpCall) -> None:
+        await call.begin(200, JSON_TYPE, {'content-length': str(sum(map(len, self.parts)))})
+        for part in self.parts:
+            await call.write(part, is_last=False)
+        await call.write(b'', is_last=True)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,21 @@
 """Embeddings: the request body of `/v1/embeddings`, the request to the samplers, and the response.
 
-Legend: D hidden size of the model, N number of inputs.
+Legend: D hidden size of the model.
 """
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.http.call import json_bytes
 from twinkle_services.gateway.http.validation import JsonModel, not_served, read_model
 from twinkle_services.gateway.openai.completion_responses import weight_names
 from twinkle_services.gateway.openai.models import ResolvedModel
@@ -24,12 +24,16 @@ from twinkle_services.kit.errors import Cancelled, InvalidField
 
 MAX_INPUTS = 2048
 """OpenAI's maximum number of inputs of a request."""
-MAX_RESPONSE_BYTES = 1 << 25
+MAX_RESPONSE_BYTES = 1 << 23
 """Maximum size of the vectors in a response, in bytes of JSON."""
-_INLINE_VALUES = 1 << 14
-"""Responses with more numbers are built in a worker thread."""
 _VALUE_BYTES = {'float': 24, 'base64': 6}
 """Upper bound for the bytes of JSON of one number, by encoding."""
+_MEMORY_BYTES = {'float': 32, 'base64': 16}
+"""Upper bound for the memory of one number until the response is sent, by encoding; measured with tracemalloc."""
+_ENTRY_BYTES = 512
+"""Upper bound for the memory of a vector without its numbers."""
+_ENCODED_AT_ONCE = 4
+"""Upper bound for the memory of the vector that is being encoded, as a multiple of `_MEMORY_BYTES`."""
 _Dimensions = Annotated[None, not_served('is not supported; vectors have the hidden size of the base model')]
 
 
@@ -85,14 +89,16 @@ async def embedding_response(
     model: ResolvedModel,
     results: AsyncIterator[wire.SampleBatchResponse],
     *,
+    sizes: dict[str, int],
     reserve: Callable[[int], Awaitable[None]],
-) -> dict[str, Any]:
-    """Return the response to a request after all results have arrived.
+) -> list[bytes]:
+    """Return the response to a request, as the parts of a JSON document, after all results have arrived.
 
     Args:
         request: request of the client.
         model: weights that the request names.
         results: results of the samplers, in any order.
+        sizes: hidden sizes by base model; the size of this model is added.
         reserve: reserves memory for a number of bytes, and may raise BytesFull.
 
     Raises:
@@ -100,34 +106,49 @@ async def embedding_response(
         BytesFull: the memory did not become free in time.
         Cancelled: an input was aborted.
     """
-    found: dict[int, sampling_pb2.PromptInfo] = {}
+    vectors: dict[int, bytes] = {}
+    token_count = version = 0
     async for result in results:
         if not result.prompt.HasField('embedding'):
             raise Cancelled()
-        if not found:
-            await reserve(_checked_bytes(request, len(result.prompt.embedding.data) // 4))
-        found[result.prompt_index] = result.prompt
-    prompts = [found[index] for index in range(len(request.prompts))]
-    vectors_ND = unit_vectors([prompt.embedding.data for prompt in prompts])
-    if vectors_ND.size > _INLINE_VALUES:
-        data = await asyncio.to_thread(_data, vectors_ND, request.encoding)
-    else:
-        data = _data(vectors_ND, request.encoding)
-    token_count = sum(len(prompt.token_ids.data) // 4 for prompt in prompts)
-    return {
+        data = result.prompt.embedding.data
+        if not vectors:
+            sizes[model.base_model] = len(data) // 4
+            check_size(request, len(data) // 4)
+            await reserve(_memory_bytes(request, len(data) // 4))
+        if result.prompt_index == 0:
+            version = result.prompt.version
+        vectors[result.prompt_index] = unit_vector(data)
+        token_count += len(result.prompt.token_ids.data) // 4
+    rest = {
         'object': 'list',
-        'data': data,
         'model': request.model,
         'usage': {'prompt_tokens': token_count, 'total_tokens': token_count},
-        'twinkle': {**weight_names(model), 'version': prompts[0].version},
+        'twinkle': {**weight_names(model), 'version': version},
     }
+    ordered = [vectors.pop(index) for index in range(len(request.prompts))]
+    return await asyncio.to_thread(_encode, ordered, request.encoding, rest)
 
 
-def unit_vectors(embeddings: Sequence[bytes]) -> npt.NDArray[np.float32]:
-    """Return float32 [N, D], the embeddings scaled to unit length, as InfoNCE compares them; zeros stay zeros."""
-    vectors_ND = np.frombuffer(b''.join(embeddings), '<f4').reshape(len(embeddings), -1).astype(np.float64)
-    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    return (vectors_ND / np.where(lengths_N1 == 0, 1, lengths_N1)).astype(np.float32)
+def unit_vector(embedding: bytes) -> bytes:
+    """Return an embedding scaled to unit length, as InfoNCE compares it; zeros stay zeros. Numbers are `<f4`."""
+    vector_D = np.frombuffer(embedding, '<f4').astype(np.float64)
+    length = np.linalg.norm(vector_D)
+    return (vector_D / (length or 1)).astype('<f4').tobytes()
+
+
+def check_size(request: EmbeddingRequest, size: int) -> None:
+    """Check the size of a response with `size` numbers for each input.
+
+    Raises:
+        InvalidField: the response would be too large.
+    """
+    most = MAX_RESPONSE_BYTES // max(size * _VALUE_BYTES[request.encoding], 1)
+    if len(request.prompts) > most:
+        cure = ' or set encoding_format to "base64"' if request.encoding == 'float' else ''
+        raise InvalidField(
+            'input', f'must have at most {most} entries for vectors of {size} numbers; send several requests{cure}'
+        )
 
 
 def _chat(prompt: sampling_pb2.Prompt) -> sampling_pb2.Prompt:
@@ -142,25 +163,17 @@ def _chat(prompt: sampling_pb2.Prompt) -> sampling_pb2.Prompt:
     return sampling_pb2.Prompt(chat=sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[message])))
 
 
-def _checked_bytes(request: EmbeddingRequest, size: int) -> int:
-    """Return an upper bound for the bytes of a response with `size` numbers for each input.
-
-    Raises:
-        InvalidField: the response would be too large.
-    """
-    vector_bytes = max(size * _VALUE_BYTES[request.encoding], 1)
-    most = MAX_RESPONSE_BYTES // vector_bytes
-    if len(request.prompts) > most:
-        cure = ' or set encoding_format to "base64"' if request.encoding == 'float' else ''
-        raise InvalidField(
-            'input', f'must have at most {most} entries for vectors of {size} numbers; send several requests{cure}'
-        )
-    return vector_bytes * len(request.prompts)
+def _memory_bytes(request: EmbeddingRequest, size: int) -> int:
+    """Return an upper bound for the memory of a response with `size` numbers for each input."""
+    count = len(request.prompts)
+    return (count + _ENCODED_AT_ONCE) * size * _MEMORY_BYTES[request.encoding] + count * _ENTRY_BYTES
 
 
-def _data(vectors_ND: npt.NDArray[np.float32], encoding: Literal['float', 'base64']) -> list[dict[str, Any]]:
-    if encoding == 'float':
-        encoded: list[Any] = vectors_ND.tolist()
-    else:
-        encoded = [base64.b64encode(vector_D.astype('<f4').tobytes()).decode() for vector_D in vectors_ND]
-    return [{'object': 'embedding', 'index': index, 'embedding': vector} for index, vector in enumerate(encoded)]
+def _encode(vectors: list[bytes], encoding: Literal['float', 'base64'], rest: Mapping[str, Any]) -> list[bytes]:
+    """Return the parts of the response; other threads can run after each vector."""
+    parts = [b'{"data":[']
+    for index, data in enumerate(vectors):
+        value = base64.b64encode(data).decode() if encoding == 'base64' else np.frombuffer(data, '<f4').tolist()
+        item = json_bytes({'object': 'embedding', 'index': index, 'embedding': value})
+        parts.append(b',' + item if index else item)
+    return [*parts, b'],', json_bytes(rest)[1:]]

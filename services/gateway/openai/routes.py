@@ -9,7 +9,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.http.body import read_json
-from twinkle_services.gateway.http.call import EventResponse, HttpCall, JsonResponse, Response, Route
+from twinkle_services.gateway.http.call import EncodedResponse, EventResponse, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.openai.anthropic_events import MessageErrors, MessageWriter
 from twinkle_services.gateway.openai.anthropic_request import message_request
 from twinkle_services.gateway.openai.chat_request import chat_request
@@ -21,7 +21,7 @@ from twinkle_services.gateway.openai.completion_responses import (
     ResponseWriter,
     Writer,
 )
-from twinkle_services.gateway.openai.embeddings import embedding_request, embedding_response
+from twinkle_services.gateway.openai.embeddings import check_size, embedding_request, embedding_response
 from twinkle_services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
 from twinkle_services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all
 from twinkle_services.gateway.openai.request import GenerationRequest, completion_request
@@ -50,6 +50,8 @@ class OpenAiRoutes:
         self._tokens = TokenTexts(samplers)
         self._clock = clock
         self._body_bytes = body_bytes
+        self._hidden_sizes: dict[str, int] = {}
+        """Hidden sizes by base model, from the embeddings that were returned so far."""
 
     def routes(self) -> list[Route]:
         shared = OpenAiErrors()
@@ -93,8 +95,11 @@ class OpenAiRoutes:
         request = await read_json(call, embedding_request, limit_bytes=self._body_bytes)
         call.body_done.set()
         model = await self._models.find(current_caller(), request.model)
+        if (size := self._hidden_sizes.get(model.base_model)) is not None:
+            check_size(request, size)
         async with aclosing(self._samplers.sample_batch(current_caller(), request.to_sampler(model))) as results:
-            return JsonResponse(await embedding_response(request, model, results, reserve=call.reserve_body))
+            sizes, reserve = self._hidden_sizes, call.reserve_body
+            return EncodedResponse(await embedding_response(request, model, results, sizes=sizes, reserve=reserve))
 
     async def _generate(
         self,

@@ -1,6 +1,8 @@
 """Tests embeddings over OpenAI's API: vectors, order, encodings, weights, usage, quotas and refusals."""
 
 import base64
+import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,12 @@ from twinkle.api.gateway.v1 import (
     quota_service_pb2,
     quota_service_pb2_grpc,
 )
+from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
+from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle.data_format import ProbeResult
 from twinkle_services.gateway.openai import embeddings
+from twinkle_services.gateway.openai.models import ResolvedModel
 from twinkle_services.sampler.domain.adapter import CheckpointFacts
 from twinkle_services.sampler.domain.generation import GenerationRequest
 
@@ -32,10 +38,12 @@ class EmbeddingEngine(FakeSamplerEngine):
     """Embeds a prompt as the number of its tokens, the version and the vector of `rest`."""
 
     rest: tuple[float, ...] = (0.0,)
+    probe_count = 0
 
     def _probe(self, request: GenerationRequest) -> ProbeResult | None:
         if request.params.prompt_probe is None:
             return None
+        self.probe_count += 1
         values = (len(request.prompt_token_ids), self._version(request), *self.rest)
         return ProbeResult(embedding=np.asarray(values, np.float32))
 
@@ -111,8 +119,8 @@ async def test_response_names_the_version_that_computed_it(running: OpenAiGatewa
 
 async def test_zero_vector_stays_zero(running: OpenAiGateway) -> None:
     """An embedding without a direction is returned as zeros instead of NaN."""
-    np.testing.assert_array_equal(embeddings.unit_vectors([np.zeros(3, '<f4').tobytes()]), [[0, 0, 0]])
-    np.testing.assert_allclose(embeddings.unit_vectors([np.full(4, 1e30, '<f4').tobytes()]), [[0.5] * 4])
+    for given, wanted in ((np.zeros(3, '<f4'), [0] * 3), (np.full(4, 1e30, '<f4'), [0.5] * 4)):
+        np.testing.assert_allclose(np.frombuffer(embeddings.unit_vector(given.tobytes()), '<f4'), wanted)
     assert running.engine.load.running_sequences == 0
 
 
@@ -185,7 +193,7 @@ async def test_long_input_and_foreign_model_are_refused(running: OpenAiGateway) 
 
 
 async def test_response_that_would_be_too_large_is_refused(running: OpenAiGateway) -> None:
-    """Too many long vectors are refused, unless a shorter encoding fits; nothing is sampled afterwards."""
+    """Too many long vectors are refused, unless a shorter encoding fits."""
     engine: Any = running.engine
     size = embeddings.MAX_RESPONSE_BYTES // 24 // 100
     engine.rest = (0.0,) * size
@@ -195,3 +203,41 @@ async def test_response_that_would_be_too_large_is_refused(running: OpenAiGatewa
     accepted = await running.post('/embeddings', {**body, 'encoding_format': 'base64'})
     assert accepted.status_code == 200
     assert len(accepted.json()['data']) == 101
+
+
+async def test_known_size_refuses_a_large_response_before_sampling(running: OpenAiGateway) -> None:
+    """Too many inputs are refused before any is computed if an earlier response has shown the size of the vectors."""
+    engine: Any = running.engine
+    engine.rest = (0.0,) * (embeddings.MAX_RESPONSE_BYTES // 24 // 100)
+    assert (await running.post('/embeddings', {'model': 'tiny', 'input': 'a'})).status_code == 200
+    refused = await running.post('/embeddings', {'model': f'{RUN}@1', 'input': ['a'] * 101})
+    assert (refused.status_code, refused.json()['error']['param']) == (400, 'input')
+    assert engine.probe_count == 1
+
+
+@pytest.mark.parametrize('encoding', ['float', 'base64'])
+@pytest.mark.parametrize(('count', 'size'), [(40, 4096), (1, 4096), (2048, 8)])
+async def test_reserved_memory_covers_the_response(encoding: str, count: int, size: int) -> None:
+    """Building a response takes less memory than was reserved before the second vector, in few and in many vectors."""
+    body = {'model': 'm', 'input': ['a'] * count, 'encoding_format': encoding}
+    request, reserved, sizes = embeddings.embedding_request(body), list[int](), dict[str, int]()
+    vector = np.linspace(-1, 1, size, dtype='<f4').tobytes()
+
+    async def results() -> AsyncIterator[wire.SampleBatchResponse]:
+        for index in reversed(range(count)):
+            prompt = sampling_pb2.PromptInfo(embedding=tensor_pb2.Tensor(data=vector))
+            yield wire.SampleBatchResponse(prompt_index=index, prompt=prompt)
+
+    async def reserve(size_bytes: int) -> None:
+        reserved.append(size_bytes)
+
+    tracemalloc.start()
+    try:
+        model = ResolvedModel(base_model='m')
+        parts = await embeddings.embedding_response(request, model, results(), sizes=sizes, reserve=reserve)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [entry['index'] for entry in json.loads(b''.join(parts))['data']] == list(range(count))
+    assert sizes == {'m': size}
+    assert [peak] < reserved < [6 * peak]
