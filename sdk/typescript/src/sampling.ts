@@ -18,6 +18,9 @@ import {
 import { newId } from './ids.js';
 import { elements, int32Tensor } from './tensors.js';
 
+/** Maximum number of delivered tokens with which the gateway continues a request, in all sequences together. */
+const MAX_DELIVERED_TOKENS = 4096;
+
 export type SampleInit = MessageInitShape<typeof SampleRequestSchema>;
 
 /** One finished sequence of a prompt. */
@@ -34,7 +37,8 @@ export interface Completion {
 
 /**
  * Yields the events of a Sample call, each exactly once. After a lost connection, the call continues after the tokens
- * that were delivered, at the same version. Requests for a checkpoint cannot be continued.
+ * that were delivered, at the same version. Requests for a checkpoint, with structured output, or for log-probabilities
+ * or a probe of the prompt cannot be continued, and no request after more than 4096 delivered tokens.
  *
  * @throws TwinkleError; a repeatable one only if no response arrived for the retry time, or the request cannot be
  * continued.
@@ -104,10 +108,20 @@ class Progress {
     }));
   }
 
-  /** Whether the rest can be requested: before the first token, or if the prompt and the version are known. */
+  /** Whether the rest can be requested: before the first token, or if the gateway continues such a request. */
   get canContinue(): boolean {
-    const isCheckpoint = this.#request.adapter?.version.case === 'checkpointPath';
-    return this.#version === undefined || (this.#prompt !== undefined && !isCheckpoint);
+    if (this.#version === undefined) {
+      return true;
+    }
+    const { adapter, params } = this.#request;
+    const isRefused =
+      adapter?.version.case === 'checkpointPath' ||
+      params?.structuredOutput !== undefined ||
+      params?.promptProbe !== undefined ||
+      Boolean(params?.isPromptLogprobsReturned) ||
+      Boolean(params?.promptTopLogprobCount);
+    const deliveredCount = this.#sequences.reduce((count, { tokenIds }) => count + tokenIds.length, 0);
+    return this.#prompt !== undefined && !isRefused && deliveredCount <= MAX_DELIVERED_TOKENS;
   }
 
   /** Records a response, and returns whether to deliver it: a request that starts again repeats its prompt. */

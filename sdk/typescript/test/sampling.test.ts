@@ -36,9 +36,10 @@ function* answer(request: SampleRequest): Generator<Event> {
   if (!request.continued.length) {
     yield { event: { case: 'prompt', value: { tokenIds: int32Tensor(PROMPT) } } };
   }
-  for (let position = 0; position < LENGTH; position += 1) {
-    for (let index = 0; index < count; index += 1) {
-      if (position >= elements(request.continued[index]?.tokenIds).length) {
+  const begins = Array.from({ length: count }, (_, index) => elements(request.continued[index]?.tokenIds).length);
+  for (let position = 0; position < (request.params?.maxTokens ?? LENGTH); position += 1) {
+    for (const [index, begin] of begins.entries()) {
+      if (position >= begin) {
         yield delta(index, position);
       }
     }
@@ -125,6 +126,29 @@ test('a request for a checkpoint is not continued', async () => {
   const { events, requests } = sampled({ ...LATEST, adapter: { version } }, [3]);
   await expect(listed(events)).rejects.toThrow(RetryableError);
   expect(requests).toHaveLength(1);
+});
+
+const PROMPT_RESULTS: [string, NonNullable<SampleInit['params']>][] = [
+  ['structured output', { structuredOutput: { form: { case: 'isJsonObject', value: true } } }],
+  ['log-probabilities of the prompt', { isPromptLogprobsReturned: true }],
+  ['top log-probabilities of the prompt', { promptTopLogprobCount: 2 }],
+  ['a prompt probe', { promptProbe: { isEmbeddingReturned: true } }],
+];
+
+test.each(PROMPT_RESULTS)('a request with %s is repeated only before its first token', async (_, params) => {
+  const { events, requests } = sampled({ ...LATEST, params }, [1, 3]);
+  await expect(listed(events)).rejects.toThrow(RetryableError);
+  expect(requests).toHaveLength(2);
+});
+
+test('a request is continued after at most 4096 tokens', async () => {
+  const init: SampleInit = { ...LATEST, params: { maxTokens: 4100 } };
+  const { events, requests } = sampled(init, [1 + 4096]);
+  expect(await listed(events)).toHaveLength(1 + 4100 + 1);
+  expect(requests).toHaveLength(2);
+  const late = sampled(init, [1 + 4097]);
+  await expect(listed(late.events)).rejects.toThrow(RetryableError);
+  expect(late.requests).toHaveLength(1);
 });
 
 test('a refusal in the middle of a stream is thrown', async () => {

@@ -16,6 +16,7 @@ from twinkle.data_format import base_model_id
 from twinkle_services.gateway.fleet.rules import ResidentAdapter
 from twinkle_services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey, block_keys
 from twinkle_services.gateway.sampling.rules import (
+    MAX_DELIVERED_TOKENS,
     MAX_SEQUENCES,
     BatchRequest,
     DeliveredSequence,
@@ -36,7 +37,8 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
     """Return the request in a serialized SampleRequest.
 
     Raises:
-        InvalidField: the request id or the delivered part of a continued request is invalid.
+        InvalidField: the request id or the delivered part of a continued request is invalid, or the request cannot be
+            continued.
     """
     message = wire.SampleRequest.FromString(raw)
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
@@ -60,6 +62,11 @@ def _delivered(message: wire.SampleRequest) -> tuple[DeliveredSequence, ...]:
         raise InvalidField('prompt.token_ids', 'must be set with `continued`; the `prompt` event contains the tokens')
     if message.HasField('adapter') and message.adapter.WhichOneof('version') != 'exact':
         raise InvalidField('adapter.exact', 'must be set with `continued`: versions cannot be mixed')
+    _check_can_continue(message.params)
+    delivered_count = sum(len(entry.token_ids.data) for entry in message.continued) // 4
+    if delivered_count > MAX_DELIVERED_TOKENS:
+        problem = f'has {delivered_count} tokens, the limit is {MAX_DELIVERED_TOKENS}; sample the request again'
+        raise InvalidField('continued', problem)
     count = sequence_count(message.params)
     if len(message.continued) != count:
         raise InvalidField('continued', f'has {len(message.continued)} entries, must have {count}: one per sequence')
@@ -69,6 +76,19 @@ def _delivered(message: wire.SampleRequest) -> tuple[DeliveredSequence, ...]:
         if entry.HasField('token_ids'):
             tensor_from_proto(entry.token_ids, f'continued[{index}].token_ids', dtypes=('int32',), dimensions=1)
     return tuple(DeliveredSequence(bytearray(entry.token_ids.data), entry.is_finished) for entry in message.continued)
+
+
+def _check_can_continue(params: sampling_pb2.SamplingParams) -> None:
+    """Check that a client may continue a request: results of the prompt and structured output cannot be continued."""
+    reported = 'cannot be set with `continued`: the first request reports it; leave it out, or sample the request again'
+    if params.HasField('structured_output'):
+        raise InvalidField('params.structured_output', 'cannot be set with `continued`; sample the request again')
+    if params.is_prompt_logprobs_returned:
+        raise InvalidField('params.is_prompt_logprobs_returned', reported)
+    if params.prompt_top_logprob_count:
+        raise InvalidField('params.prompt_top_logprob_count', reported)
+    if params.HasField('prompt_probe'):
+        raise InvalidField('params.prompt_probe', reported)
 
 
 def batch_request_from_bytes(raw: bytes) -> BatchRequest:

@@ -13,6 +13,8 @@ from twinkle_services.gateway.quotas.rules import Work
 
 MAX_SEQUENCES = 128
 """Maximum number of sequences per prompt in the contract."""
+MAX_DELIVERED_TOKENS = 4096
+"""Maximum number of delivered tokens with which a client may continue a request, in all sequences together."""
 
 
 class ChunkKind(Enum):

@@ -71,12 +71,17 @@ class Sampling:
                 attempt = _attempt_of(caller, request, request.key, deadline)
                 stream = SampleStream(self._dispatch, self._samplers, request, attempt=attempt, running=running)
                 repeated = request.continued_work
-                async with aclosing(stream.chunks()) as chunks:
-                    async for chunk in chunks:
-                        for work in filter(None, (repeated, chunk.work)):
-                            self._meter.count(tenant_id, run_id, work)
-                        repeated = None
-                        yield chunk
+                try:
+                    async with aclosing(stream.chunks()) as chunks:
+                        async for chunk in chunks:
+                            for work in filter(None, (repeated, chunk.work)):
+                                self._meter.count(tenant_id, run_id, work)
+                            repeated = None
+                            yield chunk
+                finally:
+                    # The sampler repeats this work even if the caller leaves before the first chunk.
+                    if repeated is not None and stream.is_called:
+                        self._meter.count(tenant_id, run_id, repeated)
 
     async def sample_batch(
         self, caller: Caller, request: BatchRequest, *, deadline: float | None = None

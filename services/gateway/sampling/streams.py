@@ -97,6 +97,8 @@ class SampleStream:
         self._attempt = attempt
         self._running = running
         self._progress = Progress(request)
+        self.is_called = False
+        """Whether a sampler has been called."""
 
     async def chunks(self) -> AsyncGenerator[SampleChunk, None]:
         """Yield each chunk of the response exactly once. Closing the generator cancels the sampler's call.
@@ -136,6 +138,7 @@ class SampleStream:
                     await self._running.unless_aborted(slot.wait())
                 if self._running.aborted.is_set():
                     return
+                self.is_called = True
                 async with aclosing(incoming):
                     async for chunk in incoming:
                         is_new = progress.record(chunk)

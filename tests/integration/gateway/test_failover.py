@@ -147,6 +147,35 @@ async def test_invalid_continuation_is_refused(tmp_path: Path) -> None:
     assert 'Sample' not in sampler.calls
 
 
+async def test_expensive_continuation_is_refused(tmp_path: Path) -> None:
+    """A client may deliver 4096 tokens, but no more, and no results that belong to the first request."""
+    form = sampling_pb2.StructuredOutput(is_json_object=True)
+    cases = {
+        'params.structured_output': {'structured_output': form},
+        'params.is_prompt_logprobs_returned': {'is_prompt_logprobs_returned': True},
+        'params.prompt_top_logprob_count': {'prompt_top_logprob_count': 2},
+        'params.prompt_probe': {'prompt_probe': sampling_pb2.PromptProbe(is_embedding_returned=True)},
+        'continued': {'sample_count': 2},
+    }
+    sampler = FakeSampler()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        for field, params in cases.items():
+            parts = [wire.SequenceSoFar(token_ids=ints([5] * 4096))]
+            parts += [wire.SequenceSoFar(sequence_index=1, token_ids=ints([5]))] if field == 'continued' else []
+            request = sample_request(continued=parts)
+            request.params.MergeFrom(sampling_pb2.SamplingParams(**params))
+            failure = await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+            assert (failure.reason, failure.metadata['field']) == ('INVALID_FIELD', field)
+            assert 'sample the request again' in failure.message
+        assert 'Sample' not in sampler.calls
+        request = sample_request(max_tokens=4098)
+        expected = undisturbed(request)[0]
+        request.continued.add(token_ids=ints(expected[:4096]))
+        response = [item async for item in fleet.stub.Sample(request, metadata=ADMIN)]
+        tokens = [numbers(item.delta.token_ids) for item in response if item.HasField('delta')]
+        assert tokens == [[token] for token in expected[4096:]]
+
+
 @pytest.mark.parametrize('error', [AdapterNotFound('x'), InvalidField('prompt', 'must be valid')])
 async def test_invalid_request_is_sent_once(tmp_path: Path, error: Exception) -> None:
     """An invalid request is sent to one sampler only."""

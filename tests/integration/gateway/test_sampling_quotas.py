@@ -1,5 +1,6 @@
 """Tests of the quotas and the metering of sampling, with fake samplers."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ async def test_continued_request_is_metered_for_the_tokens_that_are_computed_aga
     async with running_fleet(tmp_path, FakeSampler()) as fleet:
         await read_all(fleet.stub.Sample(request, metadata=ADMIN))
         assert await used(fleet) == {'': (1, 5, 2)}
+
+
+async def test_continued_request_is_metered_if_it_is_cancelled_before_the_first_token(tmp_path: Path) -> None:
+    """A client that leaves before the first chunk pays for the tokens that its sampler computes again."""
+    request = sample_request((1, 2, 3), max_tokens=4)
+    request.continued.add(token_ids=ints(undisturbed(request)[0][:2]))
+    sampler = FakeSampler()
+    sampler.call_gate.clear()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        call = fleet.stub.Sample(request, metadata=ADMIN)
+        reading = asyncio.ensure_future(read_all(call))
+        await until(lambda: 'Sample' in sampler.calls)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        while not await used(fleet):
+            pass
+        assert await used(fleet) == {'': (1, 5, 0)}
 
 
 async def test_request_beyond_the_quota_is_refused(tmp_path: Path) -> None:

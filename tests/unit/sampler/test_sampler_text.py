@@ -1,5 +1,8 @@
 """Unit tests of incremental detokenization and stop rules."""
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -26,10 +29,25 @@ def metaspace_tokenizer() -> Tokenizer:
     words = {'▁Hello': 0, '▁world': 1, '!': 2, '▁': 3}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token='!'))
     tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(['<end>'])
     return tokenizer
 
 
 TOKENIZER = byte_tokenizer()
+ORDINARY, LEADING, CONTINUATION = (TOKENIZER.token_to_id(symbol) for symbol in 'aÃĢ')
+"""Tokens of the bytes 0x61, 0xC3 and 0x80."""
+
+
+class CountingDecoder:
+    """Decodes with the tokenizer, and counts the tokens of all calls."""
+
+    def __init__(self):
+        self.count = 0
+
+    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool) -> str:
+        """Return the text of `ids`."""
+        self.count += len(ids)
+        return TOKENIZER.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 def detector(max_tokens: int = 100, eos: int = EOS, **params) -> StopDetector:
@@ -64,6 +82,27 @@ def test_pieces_of_any_bytes_add_up(ids):
     detokenizer = IncrementalDetokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in ids]
     assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)
+
+
+@pytest.mark.parametrize('token', [EOS, 300, CONTINUATION, LEADING, ORDINARY])
+@pytest.mark.parametrize('begin', [(), (ORDINARY,), (ORDINARY, LEADING)])
+def test_cost_of_a_token_is_bounded(begin, token):
+    """Tokens without text, unknown tokens and invalid bytes cost as little as others, in any number."""
+    decoder, ids = CountingDecoder(), [*begin, *[token] * 2000]
+    detokenizer = IncrementalDetokenizer(decoder)
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    assert ''.join(pieces) + detokenizer.flush() == TOKENIZER.decode(ids)
+    assert decoder.count <= 40 * len(ids)
+
+
+@given(begin=st.integers(0, 3), ids=st.lists(st.sampled_from([EOS, 300]), max_size=20))
+def test_tokens_without_text_change_no_spaces(begin, ids):
+    """Special and unknown tokens before a word do not change the space between words."""
+    tokenizer = metaspace_tokenizer()
+    special = tokenizer.token_to_id('<end>')
+    ids = [begin, *(special if token_id == EOS else token_id for token_id in ids), 1, 3, special, 0]
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert ''.join(detokenizer.push(token) for token in ids) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, 2), max_size=12))
@@ -120,6 +159,18 @@ def test_stops_count_only_after_min_tokens():
     rules = StopRules.of(SamplingParams(min_tokens=2), eos_token_ids=frozenset({EOS}), max_new_tokens=9)
     assert rules.forbidden_tokens(1) == {EOS}
     assert not rules.forbidden_tokens(2)
+
+
+@given(
+    text=st.text(alphabet='ab', max_size=30),
+    stops=st.lists(st.text('ab', min_size=1, max_size=9), min_size=1, max_size=6),
+)
+def test_longest_start_of_a_stop_string_is_withheld(text, stops):
+    """The withheld text is the longest end of the text that is the start of a stop string, but not a longest one."""
+    pieces, _, _ = feed(detector(stop=stops, min_tokens=100, max_tokens=200), text)
+    lengths = range(min(max(map(len, stops)) - 1, len(text)), 0, -1)
+    withheld = next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)
+    assert ''.join(pieces) == text[: len(text) - withheld]
 
 
 @given(text=st.text(alphabet='abc', max_size=30), stops=st.lists(st.text('abc', min_size=1, max_size=4), max_size=3))

@@ -105,3 +105,14 @@ def test_oldest_embeddings_are_dropped() -> None:
     assert kept.take('0') == b''
     assert kept.take('1')
     assert kept.take(str(MAX_KEPT))
+
+
+def test_repeated_embedding_is_the_newest() -> None:
+    """An embedding that is recorded again is not dropped as the oldest one."""
+    kept = KeptEmbeddings()
+    for index in range(MAX_KEPT):
+        kept.record(str(index), HIDDEN, 0)
+    kept.record('0', HIDDEN, 1)
+    kept.record('new', HIDDEN, 0)
+    assert kept.take('0')
+    assert kept.take('1') == b''

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import twinkle.sampler
-from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.data_format import LoraConfig, PromptProbe, SamplingParams
 from twinkle.sampler.engine.stopping import StopRules
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
+from twinkle.sampler.vllm.embeddings import EMBEDDING_KEY
 from twinkle.sampler.vllm.handover import layout_of
 from twinkle.sampler.vllm.penalties import _Row
 from twinkle.sampler.vllm.plans import LayerPlan, Misfit, Plan, TensorLocation, make_plan
@@ -117,6 +118,18 @@ def test_continued_sequence_requests_the_remaining_tokens():
     whole = vllm_params(params, rules, sequence_index=1, sampled_ids=())
     assert whole.frequency_penalty == 0.5
     assert not whole.extra_args
+
+
+def test_only_one_sequence_computes_the_results_of_the_prompt():
+    """Log-probabilities and the embedding of the prompt are computed only for a sequence with a key."""
+    params = SamplingParams(max_tokens=8, prompt_logprobs=2, prompt_probe=PromptProbe(is_embedding_returned=True))
+    rules = StopRules.of(params, eos_token_ids=frozenset({2}), max_new_tokens=8)
+    first, other = (
+        vllm_params(params, rules, sequence_index=0, sampled_ids=(), prompt_key=key) for key in ('it/0', '')
+    )
+    assert (first.prompt_logprobs, first.extra_args) == (2, {EMBEDDING_KEY: 'it/0'})
+    assert other.prompt_logprobs is None
+    assert not other.extra_args
 
 
 def test_neighbouring_seeds_share_no_sequence():

@@ -1,5 +1,6 @@
 """Stop rules: when a sequence ends, and which part of its text can be reported."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from twinkle.data_format import SamplingParams, StopReason
@@ -12,6 +13,7 @@ class StopRules:
 
     token_ids: frozenset[int]
     strings: tuple[str, ...]
+    """Stop strings, sorted."""
     min_tokens: int
     max_tokens: int
 
@@ -21,7 +23,7 @@ class StopRules:
         stop_ids = frozenset(params.stop_token_ids)
         return cls(
             token_ids=stop_ids if params.ignore_eos else stop_ids | eos_token_ids,
-            strings=params.stop_strings,
+            strings=tuple(sorted(params.stop_strings)),
             min_tokens=params.min_tokens,
             max_tokens=max_new_tokens,
         )
@@ -85,10 +87,14 @@ class StopDetector:
 
 
 def _longest_stop_prefix(text: str, stops: tuple[str, ...]) -> str:
-    """Return the longest suffix of `text` that is a prefix of one of `stops`."""
+    """Return the longest suffix of `text` that is a prefix of one of `stops`, which are sorted.
+
+    The strings with a certain prefix are adjacent in `stops`, so a binary search for the prefix finds the first one.
+    """
     longest = max((len(stop) - 1 for stop in stops), default=0)
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
-        if any(stop.startswith(tail) for stop in stops):
+        first = bisect_left(stops, tail)
+        if first < len(stops) and stops[first].startswith(tail):
             return tail
     return ''

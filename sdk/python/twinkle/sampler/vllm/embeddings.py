@@ -26,6 +26,7 @@ class KeptEmbeddings:
 
     def record(self, key: str, hidden_TD: Tensor, row: int) -> None:
         """Copy one row of hidden states as float32, and drop the oldest embedding if there are too many."""
+        self._kept.pop(key, None)
         self._kept[key] = hidden_TD[row].float().cpu().numpy().tobytes()
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)

@@ -382,7 +382,7 @@ class VllmEngine:
             sequence_index=sequence.index,
             sampled_ids=sequence.sampled_ids,
             form=run.constraint,
-            embedding_key=sequence.engine_id,
+            prompt_key='' if sequence.index or run.request.continued else sequence.engine_id,
         )
         token_ids = [*run.request.prompt_token_ids, *sequence.sampled_ids]
         async with aclosing(self._outputs(run.request, sequence.engine_id, token_ids, params)) as outputs:

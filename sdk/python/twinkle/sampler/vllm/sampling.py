@@ -38,7 +38,7 @@ def vllm_params(
     sequence_index: int,
     sampled_ids: Sequence[int],
     form: StructuredOutputsParams | None = None,
-    embedding_key: str = '',
+    prompt_key: str = '',
 ) -> SamplingParams:
     """Return vLLM's parameters for one sequence.
 
@@ -51,10 +51,10 @@ def vllm_params(
         sequence_index: index of the sequence in the request.
         sampled_ids: tokens sampled by another engine, which are part of vLLM's prompt.
         form: checked structured output.
-        embedding_key: key of the prompt's embedding, if the request needs it.
+        prompt_key: key of the prompt's embedding, for the sequence that computes the embedding and the
+            log-probabilities of the prompt; empty for other sequences and for continued requests.
     """
     left = max(rules.max_tokens - len(sampled_ids), 1)
-    wants_prompt = sequence_index == 0 and not sampled_ids
     return CheckedParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -66,13 +66,13 @@ def vllm_params(
         max_tokens=left,
         min_tokens=min(max(rules.min_tokens - len(sampled_ids), 0), left),
         logprobs=params.logprobs or 0,
-        prompt_logprobs=params.prompt_logprobs if wants_prompt else None,
+        prompt_logprobs=params.prompt_logprobs if prompt_key else None,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=form,
         skip_clone=True,
-        **_more_arguments(params, sampled_ids, embedding_key if wants_prompt else ''),
+        **_more_arguments(params, sampled_ids, prompt_key),
     )
 
 
