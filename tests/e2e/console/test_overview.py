@@ -92,7 +92,8 @@ async def test_queued_operations_are_counted(
     training = asyncio.create_task(asyncio.to_thread(_train_until, has_seen, console_stack, key))
     try:
         row = page.page.get_by_role('region', name='Newest runs').get_by_role('row').filter(has_text='busy')
-        await row.get_by_text('training', exact=True).wait_for()
+        # The page reads the list again every few seconds, and shows the state at that moment.
+        await row.get_by_text('training', exact=True).wait_for(timeout=60_000)
         shown = await row.inner_text()
     finally:
         has_seen.set()
@@ -108,5 +109,5 @@ def _train_until(has_seen: threading.Event, stack: StackState, key: str) -> None
         model.add_adapter_to_model('busy', LoraConfig(r=4), user_metadata={'name': 'busy'})
         while not has_seen.is_set():
             with model.pipeline():
-                for _ in range(16):
+                for _ in range(64):
                     model.forward_backward.submit(features)
