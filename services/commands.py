@@ -28,6 +28,8 @@ def _run(service: str) -> None:
     try:
         main = importlib.import_module(f'twinkle_services.{service}.__main__').main
     except ModuleNotFoundError as error:
+        if (error.name or '').startswith('twinkle'):
+            raise
         raise SystemExit(
             f"twinkle-{service}: the package {error.name} is missing: pip install 'twinkle-grpc[{service}]'"
         ) from error

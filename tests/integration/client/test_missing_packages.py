@@ -8,18 +8,30 @@ import pytest
 from twinkle_client.stack import SERVICES, StackError
 from twinkle_client.stack.packages import check_packages
 
-HIDE = "import sys; sys.modules['pydantic'] = None; from twinkle_services import commands; commands.{service}()"
-"""Program that starts a service without a library that all services need."""
+HIDE = 'import sys; sys.modules[{module!r}] = None; from twinkle_services import commands; commands.{service}()'
+"""Program that starts a service without a module that all services need."""
 
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_program_of_a_service_names_its_extra(service: str) -> None:
     """A service that lacks a library exits with one line, which names the library and the extra to install."""
     done = subprocess.run(
-        [sys.executable, '-c', HIDE.format(service=service)], capture_output=True, text=True, check=False
+        [sys.executable, '-c', HIDE.format(service=service, module='pydantic')],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     message = f"twinkle-{service}: the package pydantic is missing: pip install 'twinkle-grpc[{service}]'\n"
     assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_program_of_a_service_shows_an_error_in_its_own_code() -> None:
+    """A missing module of this project is an error of the installation, so no extra is named."""
+    program = HIDE.format(service='data', module='twinkle_services.kit.config')
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'pip install' not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith('ModuleNotFoundError: import of twinkle_services.kit.config')
 
 
 def test_stack_is_refused_without_the_libraries_of_its_services() -> None:
