@@ -123,13 +123,12 @@ async def test_a_long_curve_is_drawn_completely(
     await logged_in.show(f'#/runs/{console_data.long_run}', 'train/loss')
     await page.locator(f'figure[data-points="{LONG_CURVE_POINTS}"]').wait_for()
     await page.evaluate(_RECORD_FRAMES)
-    box = await page.locator('figure .u-over').bounding_box()
+    plot = page.locator('figure .u-over')
+    box = await plot.bounding_box()
     assert box
-    height = box['y'] + box['height'] / 2
-    await page.mouse.move(box['x'] + 0.2 * box['width'], height, steps=10)
-    await page.mouse.down()
-    await page.mouse.move(box['x'] + 0.8 * box['width'], height, steps=10)
-    await page.mouse.up()
+    begin, end = ({'x': share * box['width'], 'y': box['height'] / 2} for share in (0.2, 0.8))
+    # `drag_to` waits until the plot has stopped moving, which it does while parts of the page above it are loaded.
+    await plot.drag_to(plot, source_position=begin, target_position=end, steps=10)
     await page.get_by_role('button', name='All steps').click()
     await page.get_by_label('Smoothing').fill('0.9')
     await page.get_by_label('Log scale').check()
