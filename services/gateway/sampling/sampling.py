@@ -80,7 +80,7 @@ class Sampling:
                             yield chunk
                 finally:
                     # The sampler repeats this work even if the caller leaves before the first chunk.
-                    if repeated is not None and stream.is_called:
+                    if repeated is not None and stream.is_running:
                         self._meter.count(tenant_id, run_id, repeated)
 
     async def sample_batch(

@@ -12,7 +12,7 @@ from twinkle_services.gateway.sampling.dispatch import Dispatch
 from twinkle_services.gateway.sampling.grpc import SamplerClient
 from twinkle_services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
 from twinkle_services.gateway.sampling.suspects import Attempt
-from twinkle_services.kit.errors import DomainError, ServiceUnreachable
+from twinkle_services.kit.errors import Code, DomainError, ServiceUnreachable
 from twinkle_services.kit.ids import new_id
 
 Result = TypeVar('Result')
@@ -97,8 +97,8 @@ class SampleStream:
         self._attempt = attempt
         self._running = running
         self._progress = Progress(request)
-        self.is_called = False
-        """Whether a sampler has been called."""
+        self.is_running = False
+        """Whether a sampler received the request, and neither refused nor lost it."""
 
     async def chunks(self) -> AsyncGenerator[SampleChunk, None]:
         """Yield each chunk of the response exactly once. Closing the generator cancels the sampler's call.
@@ -138,7 +138,7 @@ class SampleStream:
                     await self._running.unless_aborted(slot.wait())
                 if self._running.aborted.is_set():
                     return
-                self.is_called = True
+                self.is_running = True
                 async with aclosing(incoming):
                     async for chunk in incoming:
                         is_new = progress.record(chunk)
@@ -149,6 +149,8 @@ class SampleStream:
             if not progress.is_complete:
                 raise ServiceUnreachable('sampler')
         except DomainError as error:
+            # A sampler that passes the deadline has computed the tokens, as one whose caller leaves.
+            self.is_running = error.code is Code.DEADLINE_EXCEEDED
             self._dispatch.record_failure(attempt, replica, error)
 
     def _record_success(self, replica: Replica) -> None:

@@ -1,6 +1,7 @@
 """Tests of the quotas and the metering of sampling, with fake samplers."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from twinkle.api.gateway.v1 import catalogue_service_pb2, catalogue_service_pb2_
 from twinkle.api.gateway.v1 import quota_service_pb2 as quotas
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampling_pb2
+from twinkle_services.gateway.config import FleetConfig
+from twinkle_services.kit.errors import DomainError, Draining, InvalidField, ServiceUnreachable
 
 
 async def allow(fleet: RunningFleet, **limits: Any) -> None:
@@ -93,6 +96,37 @@ async def test_continued_request_is_metered_if_it_is_cancelled_before_the_first_
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
+        while not await used(fleet):
+            pass
+        assert await used(fleet) == {'': (1, 5, 0)}
+
+
+@pytest.mark.parametrize('refusal', [Draining(), InvalidField('params', 'must be valid'), ServiceUnreachable('model')])
+async def test_continued_request_is_not_metered_if_all_samplers_refuse_it(tmp_path: Path, refusal: DomainError) -> None:
+    """A continuation that no sampler accepts costs nothing, and the same request is metered once it is accepted."""
+    request = sample_request((1, 2, 3), max_tokens=4)
+    request.continued.add(token_ids=ints(undisturbed(request)[0][:2]))
+    samplers = FakeSampler(name='one', refusal=refusal), FakeSampler(name='other', refusal=refusal)
+    options = FleetConfig(replica_wait=timedelta(milliseconds=100), begin_wait=timedelta(milliseconds=100))
+    async with running_fleet(tmp_path, *samplers, fleet=options) as fleet:
+        await failure_of(fleet.stub.Sample(request, metadata=ADMIN))
+        assert 'Sample' in samplers[0].calls + samplers[1].calls
+        assert await used(fleet) == {}
+        for sampler in samplers:
+            sampler.refusal = None
+        await read_all(fleet.stub.Sample(request, metadata=ADMIN))
+        assert await used(fleet) == {'': (1, 5, 2)}
+
+
+async def test_continued_request_is_metered_if_its_deadline_passes(tmp_path: Path) -> None:
+    """A client whose deadline passes before the first chunk pays for the tokens that its sampler computes again."""
+    request = sample_request((1, 2, 3), max_tokens=4)
+    request.continued.add(token_ids=ints(undisturbed(request)[0][:2]))
+    sampler = FakeSampler()
+    sampler.call_gate.clear()
+    async with running_fleet(tmp_path, sampler) as fleet:
+        with pytest.raises(grpc.aio.AioRpcError, match='DEADLINE_EXCEEDED'):
+            await read_all(fleet.stub.Sample(request, metadata=ADMIN, timeout=2))
         while not await used(fleet):
             pass
         assert await used(fleet) == {'': (1, 5, 0)}
