@@ -322,7 +322,9 @@ def make_ports(
     exporter = MergedFolders(exports, base_model=config.base_model, tenant_limit=config.merged_models_per_tenant)
     return Ports(
         backend=backend,
-        estimator=EngineDryRun(backend.group, backend.engine.model, process_count=config.mesh.process_count),
+        estimator=EngineDryRun(
+            backend.group, backend.engine.model, clock=clock, process_count=config.mesh.process_count
+        ),
         store=store,
         exporter=exporter,
         uploads=uploads,

@@ -163,4 +163,5 @@ def cost_to_proto(cost: PlanCost) -> adapter_service_pb2.EstimateResponse:
         step_time=duration_to_proto(cost.step_time),
         available_bytes=cost.available_bytes,
         parameter_count=cost.parameter_count,
+        is_measured_under_load=cost.is_measured_under_load,
     )

@@ -12,52 +12,69 @@ from twinkle.model.dry_run import (
     lora_size,
 )
 from twinkle.nn import PackedModel, select_parameters
+from twinkle_services.kit.clock import Clock
 from twinkle_services.model.backends.group import WorkerGroup
 from twinkle_services.model.backends.group.host import EngineHost
 from twinkle_services.model.backends.refusals import engine_errors_as_domain_errors
 from twinkle_services.model.domain.plan import PlanCost, TrainingPlan
 
+_BUSY_SHARE = 0.1
+"""Share of the processors' time, used by other processes, above which a measurement counts as one under load."""
+_REPEAT_SECONDS = 60.0
+"""Time after which an estimate repeats a measurement under load."""
+
 
 class EngineDryRun:
     """Implements `twinkle_services.model.domain.plan.CostEstimator`.
 
-    The first call measures the model in small steps, so that other work can run in between.
+    The first call measures the model in small steps, so that other work can run in between. If other processes used the
+    processors meanwhile, a call at least a minute later measures it again.
 
     Concurrency: use it from one event loop only.
     """
 
-    def __init__(self, group: WorkerGroup, model: PackedModel, *, process_count: int = 1) -> None:
+    def __init__(self, group: WorkerGroup, model: PackedModel, *, clock: Clock, process_count: int = 1) -> None:
         """Create the estimator.
 
         Args:
             group: Processes that host the engine.
             model: Model of the engine; the costs depend on its sizes.
+            clock: Determines when a measurement under load is repeated.
             process_count: Number of these processes. On CPUs, they share the host's memory; otherwise, each uses a
                 separate GPU.
         """
         self._group = group
         self._model = model
+        self._clock = clock
         self._process_count = process_count
         self._cost_model: CostModel | None = None
+        self._repeat_time = 0.0
         self._measurement_lock = asyncio.Lock()
 
     async def estimate(self, plan: TrainingPlan) -> PlanCost:
         with engine_errors_as_domain_errors():
             size = self._size(plan)
         async with self._measurement_lock:
-            if self._cost_model is None:
-                self._cost_model = await self._measure()
+            cost_model = self._cost_model
+            if cost_model is None or (self._is_under_load(cost_model) and self._clock.monotonic() >= self._repeat_time):
+                cost_model = self._cost_model = await self._measure()
+                self._repeat_time = self._clock.monotonic() + _REPEAT_SECONDS
         shape = BatchShape(
             batch_size=plan.batch_size, sequence_tokens=plan.sequence_tokens, label_share=plan.label_share
         )
-        cost = self._cost_model.estimate(size, shape)
+        cost = cost_model.estimate(size, shape)
         return PlanCost(
             parameter_count=cost.parameter_count,
             adapter_bytes=cost.adapter_bytes,
             peak_bytes=cost.peak_bytes,
             step_time=timedelta(seconds=cost.step_seconds),
             available_bytes=self._available_bytes(),
+            is_measured_under_load=self._is_under_load(cost_model),
         )
+
+    def _is_under_load(self, cost_model: CostModel) -> bool:
+        """Return whether other processes used the processors, which is not known for a group of several processes."""
+        return self._process_count == 1 and cost_model.other_load > _BUSY_SHARE
 
     def _available_bytes(self) -> int:
         device_type = self._model.device.type

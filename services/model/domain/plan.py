@@ -37,6 +37,8 @@ class PlanCost:
     """Duration of one forward_backward and step without other load."""
     available_bytes: int
     """Memory that is currently available."""
+    is_measured_under_load: bool = False
+    """Whether other processes used the processors while the model was measured, so that `step_time` may be wrong."""
 
     @property
     def does_fit(self) -> bool:

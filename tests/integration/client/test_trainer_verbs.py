@@ -117,6 +117,7 @@ async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: Twinkle
     model = MultiLoraTransformersModel('tiny', client=client)
     cost = await model.estimate.aio(LoraConfig(r=4), batch_size=8, sequence_tokens=200, optimizer='SGD')
     assert (cost['does_fit'], cost['peak_bytes'], cost['step_time'].total_seconds()) == (False, 1600, 1.5)
+    assert cost['is_measured_under_load']
     request = gateway.calls['Estimate'][0]
     assert (request.lora_config.lora_rank, request.optimizer.name) == (4, 'SGD')
     assert gateway.calls['CreateAdapter'] == []

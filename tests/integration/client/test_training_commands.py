@@ -24,6 +24,14 @@ async def test_estimate_shows_whether_the_batch_fits(gateway: FakeGateway, run) 
     assert (await run('estimate', 'tiny', '--batch', '100', '--tokens', '100')).exit_code == 1
 
 
+async def test_estimate_of_a_busy_machine_says_so(run) -> None:
+    """An estimate that was measured under load has a note, which does not disturb the JSON on the standard output."""
+    table = await run('estimate', 'tiny', '--batch', '1', '--tokens', '1')
+    assert 'the machine was busy' in table.stderr
+    printed = await run('estimate', 'tiny', '--batch', '1', '--tokens', '1', '--json')
+    assert json.loads(printed.stdout)['is_measured_under_load'] is True
+
+
 async def test_full_estimate_is_for_the_weights_of_the_base_model(gateway: FakeGateway, run) -> None:
     """`--full` requests an estimate for training the base model's own weights."""
     assert (await run('estimate', 'tiny', '--full', '--batch', '1', '--tokens', '1')).exit_code == 0

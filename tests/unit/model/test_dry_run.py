@@ -1,5 +1,8 @@
 """Tests of the dry run: exact sizes, measured memory, and time as the sum of its terms."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from twinkle.data_format import LoraConfig
 from twinkle.model.dry_run import PROBE_COUNT, BatchShape, CostModel, Probe, available_bytes, full_size, lora_size
 from twinkle.model.dry_run.cost_model import Coefficients
 from twinkle.model.dry_run.live_bytes import peak_bytes
+from twinkle.model.dry_run.other_load import ProcessorTimes, parse_stat
 from twinkle.model.engine import TrainerEngine
 from twinkle.nn import PackedCausalLM, UnknownTargetModules
 
@@ -87,6 +91,27 @@ def test_batches_are_divided_into_passes() -> None:
     assert cost.pass_count == 3
     assert cost.step_seconds == pytest.approx(3 * 1.0 + 0.1 * 200 + 0.5 * 2)
     assert cost.peak_bytes == round(16 + 1.0 + 0.1 * 80)
+
+
+def test_processor_times_are_parsed() -> None:
+    """The busy time excludes idle time and waits for disks; guests' times are contained in other times."""
+    second = os.sysconf('SC_CLK_TCK')
+    times = [10, 1, 5, 80, 4, 0, 0, 2, 7, 7]
+    text = f'cpu  {" ".join(str(second * value) for value in times)}\ncpu0 1 1 1 1 1 1 1 1 1 1\n'
+    assert parse_stat(text) == (102, 18)
+    assert parse_stat('cpu') == (0, 0)
+
+
+def test_load_of_other_processes_is_measured() -> None:
+    """The processor time of a child process counts as other load, and the share of it is at most 1."""
+    begin = ProcessorTimes.now()
+    subprocess.run([sys.executable, '-c', 'import time\nwhile time.process_time() < 0.5: pass'], check=True)
+    used = ProcessorTimes.now() - begin
+    assert used.busy - used.own > 0.3
+    assert 0 < used.other_share <= 1
+    assert ProcessorTimes(total=4.0, busy=3.0, own=2.0).other_share == 0.25
+    assert ProcessorTimes(total=4.0, busy=1.0, own=2.0).other_share == 0.0
+    assert ProcessorTimes(total=0.0, busy=0.0, own=2.0).other_share == 0.0
 
 
 def test_available_memory_is_plausible() -> None:

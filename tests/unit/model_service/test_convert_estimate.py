@@ -57,9 +57,15 @@ def test_an_impossible_plan_is_refused(fields, field):
 def test_estimated_cost_is_converted(available):
     """All values are converted; a plan fits if its peak memory is at most the available memory."""
     cost = PlanCost(
-        parameter_count=7, adapter_bytes=28, peak_bytes=100, step_time=timedelta(seconds=1.5), available_bytes=available
+        parameter_count=7,
+        adapter_bytes=28,
+        peak_bytes=100,
+        step_time=timedelta(seconds=1.5),
+        available_bytes=available,
+        is_measured_under_load=True,
     )
     message = cost_to_proto(cost)
     assert message.does_fit is (available == 100)
     assert (message.parameter_count, message.adapter_bytes, message.peak_bytes) == (7, 28, 100)
+    assert message.is_measured_under_load
     assert message.step_time.ToTimedelta() == timedelta(seconds=1.5)

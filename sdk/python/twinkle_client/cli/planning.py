@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from twinkle.data_format import LoraConfig
@@ -45,7 +46,7 @@ def estimate(given: EstimateOptions) -> None:
     with open_client(given.state_dir) as client:
         config = None if given.is_full else LoraConfig(r=given.rank)
         handle = MultiLoraTransformersModel(given.model, client=client)
-        with error_console.status('estimating; the first estimate of a model may take a minute'):
+        with _progress():
             cost = handle.estimate(
                 config, batch_size=given.batch, sequence_tokens=given.tokens, full_parameters=given.is_full
             )
@@ -53,8 +54,20 @@ def estimate(given: EstimateOptions) -> None:
         print_json({**cost, 'step_time': cost['step_time'].total_seconds()})
     else:
         _print_cost(cost)
+    if cost['is_measured_under_load']:
+        note = 'the machine was busy while the model was measured, so a step may take less time; estimate again later'
+        error_console.print(note, markup=False, highlight=False, soft_wrap=True)
     if not cost['does_fit']:
         fail('the run does not fit into the available memory; use a smaller batch, fewer tokens or a lower rank')
+
+
+def _progress() -> Progress:
+    """Show the waiting time on a terminal until the block ends."""
+    progress = Progress(
+        SpinnerColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), console=error_console, transient=True
+    )
+    progress.add_task('estimating; the first estimate of a model may take a minute')
+    return progress
 
 
 def _print_cost(cost: Mapping[str, Any]) -> None:

@@ -25,6 +25,9 @@ class EstimateOutput(TypedDict):
     """Memory that is available now."""
     step_time: timedelta
     """Time of one `forward_backward` and one step if no other run is computed."""
+    is_measured_under_load: bool
+    """Whether the machine was busy while the model was measured, so that `step_time` may be too long. An estimate that
+    is requested a minute later or more measures the model again."""
 
 
 class PlanningVerbs(ModelHandle):
@@ -74,4 +77,5 @@ class PlanningVerbs(ModelHandle):
             peak_bytes=response.peak_bytes,
             available_bytes=response.available_bytes,
             step_time=response.step_time.ToTimedelta(),
+            is_measured_under_load=response.is_measured_under_load,
         )

@@ -97,6 +97,9 @@ class CostModel:
     step_seconds_by_parameter: float
     """Seconds of the optimizer step per parameter."""
     max_pass_tokens: int
+    other_load: float = 0.0
+    """Share of the processors' time, in [0, 1], that other processes used during the measurement. Their use of memory
+    and caches makes the measured times longer. 0 if the system does not report it."""
 
     def estimate(self, size: TrainableSize, shape: BatchShape) -> CostEstimate:
         """Return the cost of training parameters of `size` on batches of `shape`."""

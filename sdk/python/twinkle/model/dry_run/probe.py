@@ -8,6 +8,7 @@ import torch
 from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig
 from twinkle.model.dry_run.cost_model import BatchShape, Coefficients, CostModel, Measurement
 from twinkle.model.dry_run.live_bytes import peak_bytes
+from twinkle.model.dry_run.other_load import ProcessorTimes
 from twinkle.model.engine import TrainerEngine
 
 _ADAPTER = '__dry_run__'
@@ -41,6 +42,7 @@ class Probe:
         self._measured: list[Measurement] = []
         self._step_seconds: list[float] = []
         self._parameter_counts: list[int] = []
+        self._times = ProcessorTimes(total=0.0, busy=0.0, own=0.0)
 
     @property
     def is_done(self) -> bool:
@@ -55,12 +57,14 @@ class Probe:
             BatchTooLarge: memory ran out.
         """
         shape, lora_rank = _PROBES[len(self._measured)]
+        begin = ProcessorTimes.now()
         adapter = self._engine.create_adapter(_ADAPTER, LoraConfig(r=lora_rank, lora_alpha=lora_rank, seed=0))
         try:
             self._parameter_counts.append(adapter.weights.parameter_count)
             self._measured.append(self._measure(shape))
         finally:
             self._engine.delete_adapter(_ADAPTER)
+        self._times += ProcessorTimes.now() - begin
 
     def cost_model(self) -> CostModel:
         """Return the cost model of the measurements; requires `is_done`."""
@@ -83,6 +87,7 @@ class Probe:
             memory_by_parameter=bytes_by_parameter,
             step_seconds_by_parameter=min(self._step_seconds[:_REPEATS]) / low_count,
             max_pass_tokens=self._max_pass_tokens,
+            other_load=self._times.other_share,
         )
 
     def _measure(self, shape: BatchShape) -> Measurement:

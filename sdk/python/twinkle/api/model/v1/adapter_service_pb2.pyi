@@ -522,6 +522,7 @@ class EstimateResponse(_message.Message):
     STEP_TIME_FIELD_NUMBER: _builtins.int
     AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     PARAMETER_COUNT_FIELD_NUMBER: _builtins.int
+    IS_MEASURED_UNDER_LOAD_FIELD_NUMBER: _builtins.int
     does_fit: _builtins.bool
     """Whether the run fits into memory in addition to the current work."""
     adapter_bytes: _builtins.int
@@ -532,6 +533,10 @@ class EstimateResponse(_message.Message):
     """Memory that is currently available for the run, in bytes."""
     parameter_count: _builtins.int
     """Number of trainable parameters."""
+    is_measured_under_load: _builtins.bool
+    """Whether other processes used the processors of the machine while the model was measured, so that `step_time` may be
+    too long. An estimate that is requested a minute later or more measures the model again.
+    """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
         """Time of one forward_backward and one step."""
@@ -545,10 +550,11 @@ class EstimateResponse(_message.Message):
         step_time: _duration_pb2.Duration | None = ...,
         available_bytes: _builtins.int = ...,
         parameter_count: _builtins.int = ...,
+        is_measured_under_load: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "available_bytes", b"available_bytes", "does_fit", b"does_fit", "parameter_count", b"parameter_count", "peak_bytes", b"peak_bytes", "step_time", b"step_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "available_bytes", b"available_bytes", "does_fit", b"does_fit", "is_measured_under_load", b"is_measured_under_load", "parameter_count", b"parameter_count", "peak_bytes", b"peak_bytes", "step_time", b"step_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
