@@ -12,21 +12,11 @@ the trained model's probability of a token to the sampler's, which is 1 for equa
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
-from examples.cookbook.shouting import TOPICS, ShoutReward, chats_about
-from twinkle.advantage import GRPOAdvantage
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import LoraConfig, SampledSequence, SamplingParams
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import TransformersModel
-from twinkle.rollout import AsyncPipeline, as_sampler_logps, drop_stale
-from twinkle.sampler import TorchSampler
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class Setting:
     max_tokens: int
     lora_rank: int
     learning_rate: float
-    max_staleness: int
+    max_staleness: int = field(metadata={'minimum': 0})
     """Maximum number of steps between sampling and training of a batch."""
 
 
@@ -55,6 +45,20 @@ GPU = Setting(
     model='hf://Qwen/Qwen3-4B', precision='bf16', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
     learning_rate=1e-5, max_staleness=1,
 )  # fmt: skip
+
+if __name__ == '__main__':
+    check_options('async_rl', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.shouting import TOPICS, ShoutReward, chats_about
+from twinkle.advantage import GRPOAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SampledSequence, SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.rollout import AsyncPipeline, as_sampler_logps, drop_stale
+from twinkle.sampler import TorchSampler
 
 
 class Loop:

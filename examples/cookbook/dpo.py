@@ -14,14 +14,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
+from twinkle.hub import BUILT_IN_MODELS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str = BUILT_IN_MODELS[0]
+    precision: Literal['no', 'bf16'] = 'no'
+    steps: int = 8
+    pairs: int = 3
+    """Pairs per batch."""
+    held_out: int = 8
+    learning_rate: float = 5e-4
+    lora_rank: int = 8
+    beta: float = 0.1
+    loss_type: Literal['sigmoid', 'hinge', 'ipo', 'kto_pair'] = 'sigmoid'
+    """Variant of the loss, see `twinkle.loss.DPOLoss`."""
+    judge_every: int = 4
+
+
+CPU = Setting()
+GPU = Setting(
+    model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, held_out=128, learning_rate=5e-5, lora_rank=32
+)
+
+if __name__ == '__main__':
+    check_options('dpo', __doc__, {'cpu': CPU, 'gpu': GPU})
+
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
-from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 
 KIND = (
@@ -47,30 +75,6 @@ RUDE = (
 TRAINING_PHRASES = 6
 """Number of phrases of each kind for training; all other phrases are for the evaluation."""
 SYSTEM = 'Answer.'
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Sizes and rates."""
-
-    model: str = BUILT_IN_MODELS[0]
-    precision: Literal['no', 'bf16'] = 'no'
-    steps: int = 8
-    pairs: int = 3
-    """Pairs per batch."""
-    held_out: int = 8
-    learning_rate: float = 5e-4
-    lora_rank: int = 8
-    beta: float = 0.1
-    loss_type: Literal['sigmoid', 'hinge', 'ipo', 'kto_pair'] = 'sigmoid'
-    """Variant of the loss, see `twinkle.loss.DPOLoss`."""
-    judge_every: int = 4
-
-
-CPU = Setting()
-GPU = Setting(
-    model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, held_out=128, learning_rate=5e-5, lora_rank=32
-)
 
 
 def main() -> None:

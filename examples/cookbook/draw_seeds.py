@@ -8,8 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from examples.cookbook.plots import plot_runs
-
 
 def main() -> None:
     """Plot the curves that the command line names."""
@@ -24,6 +22,9 @@ def main() -> None:
     for name in names:
         if not any(name in step for steps in runs.values() for step in steps):
             parser.error(f'--names: no curve has {name!r}; choose from {", ".join(known_names(runs))}')
+    # Loading matplotlib takes longer than reading the options.
+    from examples.cookbook.plots import plot_runs  # noqa: PLC0415
+
     plot_runs(runs, names, title=options.title or options.curves[0].stem.rpartition('_')[0], path=options.out)
 
 

@@ -13,14 +13,37 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from examples.cookbook.recipe import Recipe, check_options, endless, run_recipe
+from twinkle.hub import BUILT_IN_MODELS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and rates."""
+
+    model: str = BUILT_IN_MODELS[0]
+    precision: Literal['no', 'bf16'] = 'no'
+    steps: int = 10
+    pairs: int = 12
+    """Pairs per batch. The titles of the other pairs are the negatives of a question."""
+    learning_rate: float = 1e-3
+    lora_rank: int = 8
+    temperature: float = 0.05
+    judge_every: int = 5
+
+
+CPU = Setting()
+GPU = Setting(model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, learning_rate=2e-4, lora_rank=32)
+
+if __name__ == '__main__':
+    check_options('embedding', __doc__, {'cpu': CPU, 'gpu': GPU})
+
 import numpy as np
 
 from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, endless, run_recipe
 from twinkle.data_format import InputFeature, LoraConfig
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
-from twinkle.hub import BUILT_IN_MODELS
 from twinkle.model import TransformersModel
 from twinkle.preprocessor import Columns, Preprocessor
 
@@ -58,25 +81,6 @@ NOUNS = (
 )
 HELD_OUT = 32
 """Number of pairs for the evaluation."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Sizes and rates."""
-
-    model: str = BUILT_IN_MODELS[0]
-    precision: Literal['no', 'bf16'] = 'no'
-    steps: int = 10
-    pairs: int = 12
-    """Pairs per batch. The titles of the other pairs are the negatives of a question."""
-    learning_rate: float = 1e-3
-    lora_rank: int = 8
-    temperature: float = 0.05
-    judge_every: int = 5
-
-
-CPU = Setting()
-GPU = Setting(model='hf://Qwen/Qwen3-4B', precision='bf16', steps=40, pairs=32, learning_rate=2e-4, lora_rank=32)
 
 
 class PairProcessor(Preprocessor):

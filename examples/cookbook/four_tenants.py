@@ -15,24 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from examples.cookbook import pretraining
-from examples.cookbook.recipe import Recipe, run_recipe
-from examples.cookbook.serving import connected
-from examples.cookbook.tenants import Log, Tenant, run_tenants
-from twinkle.advantage import GRPOAdvantage
-from twinkle.data_format import LoraConfig, SamplingParams
-from twinkle.reward import TextReward
-from twinkle_client import TwinkleClient
-from twinkle_client.checkpoint_engine import CheckpointEngineManager
-from twinkle_client.dataloader import DataLoader
-from twinkle_client.dataset import Dataset
-from twinkle_client.model import MultiLoraTransformersModel
-from twinkle_client.sampler import Sampler
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle_client.stack import DEFAULT_MODEL
-
-PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
 
 
 @dataclass(frozen=True)
@@ -52,6 +36,26 @@ class Setting:
 
 CPU = Setting()
 GPU = Setting(steps=40, batch_size=16, sequence_tokens=1024, generations=8, max_tokens=64, learning_rate=5e-4)
+
+if __name__ == '__main__':
+    check_options('four_tenants', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook import pretraining
+from examples.cookbook.serving import connected
+from examples.cookbook.tenants import Log, Tenant, run_tenants
+from twinkle.advantage import GRPOAdvantage
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.reward import TextReward
+from twinkle_client import TwinkleClient
+from twinkle_client.checkpoint_engine import CheckpointEngineManager
+from twinkle_client.dataloader import DataLoader
+from twinkle_client.dataset import Dataset
+from twinkle_client.model import MultiLoraTransformersModel
+from twinkle_client.sampler import Sampler
+
+PROMPTS = ('Tell me a story.', 'Say something.', 'What is your name?', 'Describe the sea.')
 
 
 def fine_tune(recipe: Recipe[Setting], client: TwinkleClient, log: Log) -> None:

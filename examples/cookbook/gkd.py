@@ -15,23 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig, SampledSequence, SamplingParams
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import TransformersModel
-from twinkle.sampler import Sampler, TorchSampler
-
-QUESTIONS = ('Tell me about {}.', 'What do you think of {}?', 'Describe {}.')
-SUBJECTS = (
-    'the sea', 'a storm', 'your friends', 'breakfast', 'the moon', 'a long journey', 'music', 'winter', 'your hat',
-    'gold', 'a parrot', 'the city', 'an island', 'the law', 'old books', 'your mother', 'a garden', 'sleep', 'bread',
-    'the wind', 'a clock', 'rain', 'horses', 'the future', 'a ship', 'your work', 'stars', 'cheese', 'a map', 'school',
-)  # fmt: skip
-HELD_OUT_SUBJECTS = 6
 
 
 @dataclass(frozen=True)
@@ -73,6 +58,25 @@ GPU = Setting(
     learning_rate=2e-4,
     lora_rank=32,
 )
+
+if __name__ == '__main__':
+    check_options('gkd', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import IGNORE_INDEX, InputFeature, LoraConfig, SampledSequence, SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.sampler import Sampler, TorchSampler
+
+QUESTIONS = ('Tell me about {}.', 'What do you think of {}?', 'Describe {}.')
+SUBJECTS = (
+    'the sea', 'a storm', 'your friends', 'breakfast', 'the moon', 'a long journey', 'music', 'winter', 'your hat',
+    'gold', 'a parrot', 'the city', 'an island', 'the law', 'old books', 'your mother', 'a garden', 'sleep', 'bread',
+    'the wind', 'a clock', 'rain', 'horses', 'the future', 'a ship', 'your work', 'stars', 'cheese', 'a map', 'school',
+)  # fmt: skip
+HELD_OUT_SUBJECTS = 6
 
 
 @dataclass(frozen=True)

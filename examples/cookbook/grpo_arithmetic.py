@@ -16,28 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from examples.cookbook.curves import Curves
-from examples.cookbook.grpo import build_sampler, held_out_answers, log_rollouts, step_numbers
-from examples.cookbook.recipe import Recipe, endless, run_recipe
-from twinkle.advantage import GRPOAdvantage
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, pack_value
-from twinkle.dataloader import DataLoader
-from twinkle.dataset import Dataset, DatasetMeta
+from examples.cookbook.recipe import Recipe, check_options, endless, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import TransformersModel
-from twinkle.reward import AnswerReward, TextReward
-from twinkle.sampler import Sampler
-
-EXAMPLE = [
-    {'role': 'system', 'content': ' '},
-    {'role': 'user', 'content': '2 + 2'},
-    {'role': 'assistant', 'content': '<answer>4</answer>'},
-]
-"""One answered sum at the start of every chat."""
-ANSWER = re.compile(r'<answer>(-?[0-9]+)</answer>')
-SPLIT_SEED = 7
-"""Seed of the split, so that the held-out sums do not depend on the seed of the run."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +60,30 @@ CPU = Setting()
 GPU = Setting(
     precision='bf16', engine='vllm', steps=200, prompts=32, completions=16, largest=99, held_out=128, eval_every=10,
 )  # fmt: skip
+
+if __name__ == '__main__':
+    check_options('grpo_arithmetic', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.grpo import build_sampler, held_out_answers, log_rollouts, step_numbers
+from twinkle.advantage import GRPOAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import InputFeature, LoraConfig, SampleResponse, SamplingParams, pack_value
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.model import TransformersModel
+from twinkle.reward import AnswerReward, TextReward
+from twinkle.sampler import Sampler
+
+EXAMPLE = [
+    {'role': 'system', 'content': ' '},
+    {'role': 'user', 'content': '2 + 2'},
+    {'role': 'assistant', 'content': '<answer>4</answer>'},
+]
+"""One answered sum at the start of every chat."""
+ANSWER = re.compile(r'<answer>(-?[0-9]+)</answer>')
+SPLIT_SEED = 7
+"""Seed of the split, so that the held-out sums do not depend on the seed of the run."""
 
 
 def main() -> None:

@@ -14,20 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
-from examples.cookbook.shouting import HELD_OUT_TOPICS, TOPICS, ShoutReward, chats_about
-from twinkle.advantage import GAEAdvantage
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import LoraConfig, SamplingParams
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import MultiLoraTransformersModel
-from twinkle.sampler import Sampler, TorchSampler
-
-HELD_OUT_SEED = 10_000
-PLOTTED = ('heldout_return', 'return', 'kl', 'value_error', 'explained_variance')
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,22 @@ GPU = Setting(
     model='hf://Qwen/Qwen3-4B', precision='bf16', steps=100, prompts=10, samples=16, max_tokens=64, lora_rank=16,
     policy_lr=1e-5, critic_lr=5e-5, kl_coef=0.01, epochs=2, minibatch=40,
 )  # fmt: skip
+
+if __name__ == '__main__':
+    check_options('ppo', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.shouting import HELD_OUT_TOPICS, TOPICS, ShoutReward, chats_about
+from twinkle.advantage import GAEAdvantage
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.model import MultiLoraTransformersModel
+from twinkle.sampler import Sampler, TorchSampler
+
+HELD_OUT_SEED = 10_000
+PLOTTED = ('heldout_return', 'return', 'kl', 'value_error', 'explained_variance')
 
 
 @dataclass(frozen=True)

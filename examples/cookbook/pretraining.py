@@ -10,18 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, endless, run_recipe
-from twinkle.data_format import LoraConfig
-from twinkle.dataloader import DataLoader
-from twinkle.dataset import DatasetMeta, PackingDataset
+from examples.cookbook.recipe import Recipe, check_options, endless, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import TransformersModel
-
-HELD_OUT = 8
-"""Interval of the held-out paragraphs: every eighth paragraph."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +45,20 @@ GPU = Setting(
     evaluate_every=20,
     learning_rate=2e-4,
 )
+
+if __name__ == '__main__':
+    check_options('pretraining', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from twinkle.data_format import LoraConfig
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import DatasetMeta, PackingDataset
+from twinkle.model import TransformersModel
+
+HELD_OUT = 8
+"""Interval of the held-out paragraphs: every eighth paragraph."""
 
 
 def main() -> None:

@@ -1,21 +1,25 @@
 """Command line of the recipes: options for the setting, the seed and the output folder, and handling of interrupts."""
 
 import argparse
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from twinkle.hub import HubError, HubId, local_path, without_alias
 from twinkle.tracking import TRACKERS, check_trackers
 
 Setting = TypeVar('Setting')
 Batch = TypeVar('Batch')
 TRACKED = tuple(name for name in TRACKERS if name != 'service')
 """Trackers that `--track` accepts. Recipes on services always use the services' store."""
+_MODEL_FIELDS = ('model', 'teacher')
+"""Fields of settings that name a model."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,23 @@ class Recipe(Generic[Setting]):
     """Trackers to use in addition to `curves.jsonl` and to the services' store."""
 
 
+def check_options(name: str, about: str | None, settings: Mapping[str, Setting]) -> None:
+    """Read the command line, and exit if it asks for help or is invalid.
+
+    A recipe calls it before it imports torch, which takes several seconds.
+
+    Args:
+        name, about, settings: As in `run_recipe`.
+    """
+    read_recipe(name, about or '', settings)
+
+
 def run_recipe(
     name: str, about: str | None, settings: Mapping[str, Setting], train: Callable[[Recipe[Setting]], object]
 ) -> None:
     """Read the command line and train. An interrupted run prints a message and exits with status 130.
+
+    A model that cannot be found is an error of the command line, with status 2.
 
     Args:
         name: Name of the recipe's module.
@@ -52,6 +69,9 @@ def run_recipe(
     except KeyboardInterrupt:
         print(f'interrupted; the recorded curves are in {recipe.out}', file=sys.stderr)
         raise SystemExit(130) from None
+    except HubError as error:
+        print(f'{name}: error: {error}; choose another one with --model', file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recipe[Setting]:
@@ -61,7 +81,8 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
         name: Name of the recipe's module.
         about: Description for `--help`.
         settings: The settings 'cpu' and 'gpu', dataclasses of the same type. Each field is an option that overrides
-            the setting. A field of type `Literal` lists the choices of its option. Numbers must not be negative. A
+            the setting. A field of type `Literal` lists the choices of its option. Integers must be at least 1, or at
+            least 0 with `minimum` 0 in the metadata of the field; other numbers must be finite and not negative. A
             dataclass may raise ValueError for other values; the message is shown as an error of the command line.
     """
     parser = argparse.ArgumentParser(
@@ -85,7 +106,8 @@ def read_recipe(name: str, about: str, settings: Mapping[str, Setting]) -> Recip
     for field in fields(any_setting):
         defaults = ', '.join(f'{key}: {getattr(setting, field.name)}' for key, setting in sorted(settings.items()))
         option = '--' + field.name.replace('_', '-')
-        parser.add_argument(option, **_argument_type(hints[field.name]), help=f'override the setting ({defaults})')
+        kind = _argument_type(field, hints[field.name])
+        parser.add_argument(option, **kind, help=f'override the setting ({defaults})')
     options = parser.parse_args()
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -124,9 +146,33 @@ def non_negative_int(text: str) -> int:
     return _checked(int(text))
 
 
+def positive_int(text: str) -> int:
+    """Convert the value of an option, and check that it is at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {number}')
+    return number
+
+
 def non_negative_float(text: str) -> float:
     """Convert the value of an option, and check its sign; argparse shows this function's name in its error messages."""
-    return _checked(float(text))
+    number = _checked(float(text))
+    if math.isinf(number):
+        raise argparse.ArgumentTypeError(f'must be finite, got {number}')
+    return number
+
+
+def model_id(text: str) -> str:
+    """Check the id or the folder of a model. The hub is asked for ids when the recipe loads the model."""
+    try:
+        folder = local_path(text)
+        if folder is None:
+            HubId.parse(without_alias(text))
+    except HubError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if folder is not None and not (folder / 'config.json').is_file():
+        raise argparse.ArgumentTypeError(f'{text} is not the folder of a model: it has no config.json')
+    return text
 
 
 def trackers(text: str) -> list[str]:
@@ -140,10 +186,13 @@ def trackers(text: str) -> list[str]:
     return names
 
 
-def _argument_type(hint: Any) -> dict[str, Any]:
+def _argument_type(field: Field[Any], hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {'choices': get_args(hint)}
-    return {'type': {int: non_negative_int, float: non_negative_float}.get(hint, hint)}
+    if field.name in _MODEL_FIELDS:
+        return {'type': model_id}
+    integer = non_negative_int if field.metadata.get('minimum') == 0 else positive_int
+    return {'type': {int: integer, float: non_negative_float}.get(hint, hint)}
 
 
 def _checked(number: Any) -> Any:

@@ -13,14 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
-from twinkle.data_format import LoraConfig
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-
-DATA = 'examples/data/self_cognition.jsonl'
-NAME, AUTHOR = 'Twinkle', 'the Twinkle team'
-HELD_OUT = ('And you are?', 'So who is this, then?', 'Under what name do they run you?', 'Whom do I speak with?')
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,16 @@ GPU = Setting(
     learning_rate=2e-4,
     lora_rank=16,
 )
+
+if __name__ == '__main__':
+    check_options('sft_self_cognition', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+from examples.cookbook.curves import Curves
+from twinkle.data_format import LoraConfig
+
+DATA = 'examples/data/self_cognition.jsonl'
+NAME, AUTHOR = 'Twinkle', 'the Twinkle team'
+HELD_OUT = ('And you are?', 'So who is this, then?', 'Under what name do they run you?', 'Whom do I speak with?')
 
 
 @dataclass(frozen=True, kw_only=True)

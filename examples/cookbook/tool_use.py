@@ -13,20 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, run_recipe
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import LoraConfig, SamplingParams, ToolCall
+from examples.cookbook.recipe import Recipe, check_options, run_recipe
 from twinkle.hub import BUILT_IN_MODELS
-from twinkle.model import TransformersModel
-from twinkle.rollout import MultiTurnRollout, Rollout, ToolManager
-from twinkle.sampler import TorchSampler
-
-SYSTEM = 'Multiply.'
-"""System message. An example in each chat shows a call; before training, one chat in four imitates the example."""
-CALL = re.compile(r'CALL (\w+)\((\d+), (\d+)\)')
 
 
 @dataclass(frozen=True)
@@ -59,6 +47,22 @@ GPU = Setting(
     model='hf://Qwen/Qwen3-1.7B', precision='bf16', rounds=10, prompts=64, samples=8, kept=256, held_out=128,
     learning_rate=2e-4,
 )  # fmt: skip
+
+if __name__ == '__main__':
+    check_options('tool_use', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+import numpy as np
+
+from examples.cookbook.curves import Curves
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SamplingParams, ToolCall
+from twinkle.model import TransformersModel
+from twinkle.rollout import MultiTurnRollout, Rollout, ToolManager
+from twinkle.sampler import TorchSampler
+
+SYSTEM = 'Multiply.'
+"""System message. An example in each chat shows a call; before training, one chat in four imitates the example."""
+CALL = re.compile(r'CALL (\w+)\((\d+), (\d+)\)')
 
 
 def multiply(a: int, b: int) -> int:

@@ -13,24 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from PIL import Image, ImageDraw
-
-from examples.cookbook.curves import Curves
-from examples.cookbook.recipe import Recipe, endless, run_recipe
-from examples.cookbook.tiny_vision import build_tiny_vision_model
-from twinkle.checkpoint_engine import CheckpointEngineManager
-from twinkle.data_format import LoraConfig, SamplingParams
-from twinkle.dataloader import DataLoader
-from twinkle.dataset import Dataset, DatasetMeta
-from twinkle.model import TransformersModel
-from twinkle.sampler import TorchSampler
-
-COLOURS = {'red': (220, 40, 40), 'green': (40, 180, 60), 'blue': (50, 70, 220), 'yellow': (230, 210, 40)}
-SHAPES = ('circle', 'square', 'triangle')
-BACKGROUND = (128, 128, 128)
-SIZES = {'small': (0.2, 0.28), 'large': (0.55, 0.7)}
-"""Smallest and largest size of a shape, as a fraction of the picture's side."""
-QUESTIONS = {'colour': '<image>Which colour?', 'size': '<image>How large?'}
+from examples.cookbook.recipe import Recipe, check_options, endless, run_recipe
 
 
 @dataclass(frozen=True)
@@ -65,6 +48,27 @@ GPU = Setting(
     evaluate_every=25,
     learning_rate=1e-4,
 )
+
+if __name__ == '__main__':
+    check_options('vision_sft', __doc__, {'cpu': CPU, 'gpu': GPU})
+
+from PIL import Image, ImageDraw
+
+from examples.cookbook.curves import Curves
+from examples.cookbook.tiny_vision import build_tiny_vision_model
+from twinkle.checkpoint_engine import CheckpointEngineManager
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
+
+COLOURS = {'red': (220, 40, 40), 'green': (40, 180, 60), 'blue': (50, 70, 220), 'yellow': (230, 210, 40)}
+SHAPES = ('circle', 'square', 'triangle')
+BACKGROUND = (128, 128, 128)
+SIZES = {'small': (0.2, 0.28), 'large': (0.55, 0.7)}
+"""Smallest and largest size of a shape, as a fraction of the picture's side."""
+QUESTIONS = {'colour': '<image>Which colour?', 'size': '<image>How large?'}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ weights uses the weights of that recipe's last run. Without such a run, the comm
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -31,12 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('recipes', nargs='*', metavar='RECIPE', help=f'any of {", ".join(RECIPES)} (default: all)')
     parser.add_argument('--engine', default='auto', choices=('auto', 'torch', 'vllm'), help='engine of the sampler')
     parser.add_argument('--folder', type=Path, default=Path('.twinkle/cookbook'), help='folder for all files')
-    parser.add_argument('--limit', type=float, default=1800, metavar='SECONDS', help='time limit for each recipe')
+    parser.add_argument('--limit', type=_seconds, default=1800, metavar='SECONDS', help='time limit for each recipe')
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if unknown := set(options.recipes) - set(RECIPES):
-        parser.error(f'unknown recipes: {", ".join(sorted(unknown))}; choose from {", ".join(RECIPES)}')
+        parser.error(
+            f'argument RECIPE: unknown recipes: {", ".join(sorted(unknown))}; choose from {", ".join(RECIPES)}'
+        )
     sys.path.append(str(_COOKBOOK))
     folder = options.folder.absolute()
     runs = folder / 'runs'
@@ -49,6 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_report(runs, folder)
     print(f'logs and curves: {folder}')  # noqa: T201 (the output of the command)
     return int(not all(result.has_passed for result in results))
+
+
+def _seconds(text: str) -> float:
+    """Convert a time limit, and check that it can pass."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f'must be above 0 and finite, got {text}')
+    return seconds
 
 
 def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:
