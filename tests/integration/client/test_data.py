@@ -1,5 +1,6 @@
 """Datasets and data loaders: resumable uploads, dataset steps, and exact cursors."""
 
+import asyncio
 from io import BytesIO
 from pathlib import Path
 
@@ -208,9 +209,45 @@ async def test_rows_are_shown_with_tokens_and_problems(gateway: FakeGateway, cli
     shown, bad = await LazyDataset('org/name', client=client).peek.aio(4, row_count=2)
     (request,) = gateway.calls['PeekRows']
     assert (request.dataset_id, request.begin_row, request.row_count) == ('ds-1', 4, 2)
-    assert (shown.index, shown.row['text'], shown.row['level']) == (4, 'two words', 1)
+    assert (shown.index, shown.row['text'], shown.row['level']) == (4, 'two words', 4)
     assert [shown.row[name].tolist() for name in ('input_ids', 'labels')] == [[5, 6], [6, -100]]
-    assert (bad.index, dict(bad.row), bad.problem) == (5, {}, 'rows[1]: has 9 tokens')
+    assert (bad.index, dict(bad.row), bad.problem) == (5, {}, 'rows[5]: has 9 tokens')
+
+
+async def test_rows_are_read_by_index_and_slice(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """A dataset is indexed and iterated like a list; missing rows and rows that a step refuses raise errors."""
+    dataset = Dataset('org/name', client=client)
+
+    def read() -> None:
+        assert dataset[3]['level'] == 3
+        assert dataset[-1]['level'] == 9
+        assert [row['level'] for row in dataset[:5]] == [0, 1, 2, 3, 4]
+        assert [row['level'] for row in dataset[6:99]] == [6, 7, 8, 9]
+        assert [row['level'] for row in dataset[-1:5:-2]] == [9, 7]
+        assert dataset[7:3] == []
+        for missing in (10, -11, 1 << 40):
+            with pytest.raises(IndexError, match='10 rows'):
+                dataset[missing]
+        with pytest.raises(ValueError, match='row 5 cannot be read'):
+            list(dataset)
+        gateway.rows = 5
+        assert [row['level'] for row in Dataset('org/name', client=client)] == [0, 1, 2, 3, 4]
+
+    await asyncio.to_thread(read)
+    sizes = [(request.begin_row, request.row_count) for request in gateway.calls['PeekRows']]
+    assert sizes[2:4] == [(0, 5), (3, 2)]
+
+
+async def test_repr_needs_no_call(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The text of a dataset shows its source, and the record that the server returned last."""
+    dataset = LazyDataset('org/name', client=client)
+    assert repr(dataset) == "LazyDataset('org/name', not created yet)"
+    assert not gateway.calls['CreateDataset']
+    await dataset.describe.aio()
+    assert repr(dataset) == "LazyDataset('org/name', dataset_id='ds-1', rows=10, columns=[], is_encoded=False)"
+    dataset.add_dataset('org/two')
+    assert repr(dataset) == 'LazyDataset(2 datasets, not mixed)'
+    assert repr(Dataset(DatasetMeta(data=[]), client=client)) == "Dataset('rows in memory', not created yet)"
 
 
 async def test_rows_are_saved_locally_despite_an_interruption(

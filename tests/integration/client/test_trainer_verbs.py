@@ -112,6 +112,14 @@ async def test_full_parameters_send_no_lora_configuration(
         await model.add_adapter_to_model.aio('both', LoraConfig(), full_parameters=True)
 
 
+async def test_repr_shows_the_adapters(client: TwinkleClient) -> None:
+    """The text of a model handle shows its base model and the ids of its adapters."""
+    handle = MultiLoraTransformersModel('tiny', client=client)
+    assert repr(handle) == "MultiLoraTransformersModel('tiny', adapters={})"
+    await handle.add_adapter_to_model.aio('one', LoraConfig(r=4))
+    assert repr(handle) == f"MultiLoraTransformersModel('tiny', adapters={{'one': {handle.adapter_id('one')!r}}})"
+
+
 async def test_estimate_creates_no_adapter(gateway: FakeGateway, client: TwinkleClient) -> None:
     """The estimate contains numbers and durations, and no adapter is created."""
     model = MultiLoraTransformersModel('tiny', client=client)

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twinkle.dataset import Dataset, DatasetError, DatasetMeta, InvalidExample, NotReady, PackingDataset
+from twinkle.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetMeta,
+    InvalidExample,
+    IterableDataset,
+    LazyDataset,
+    NotReady,
+    PackingDataset,
+)
 from twinkle.preprocessor import InvalidRow, SelfCognitionProcessor
 
 ROWS = [{'query': f'q{i}', 'response': f'{{{{NAME}}}} {i}'} for i in range(5)]
@@ -25,6 +34,22 @@ def encoded(folder: Path, meta: DatasetMeta, **options: Any) -> Dataset:
     dataset.set_template('Template', model_id=str(folder), **options)
     dataset.encode()
     return dataset
+
+
+def test_repr_shows_rows_and_columns(tiny_llama_dir: Path) -> None:
+    """The text of a dataset shows its source, rows and columns, and does not process rows of a lazy dataset."""
+    source = "'rows in memory (default, train)'"
+    dataset = Dataset(DatasetMeta(data=ROWS))
+    assert repr(dataset) == f"Dataset({source}, rows=5, columns=['query', 'response'], is_encoded=False)"
+    dataset.add_dataset(DatasetMeta(data=ROWS))
+    assert repr(dataset) == 'Dataset(2 datasets, not mixed)'
+    assert repr(Dataset(DatasetMeta(data=[]))) == f'Dataset({source}, rows=0, columns=[], is_encoded=False)'
+    assert 'is_encoded=True' in repr(encoded(tiny_llama_dir, chats('a')))
+    lazy = LazyDataset(DatasetMeta(data=ROWS))
+    lazy.map(lambda columns: columns['missing'])
+    assert repr(lazy) == f'LazyDataset({source}, rows=5, is_encoded=False)'
+    assert repr(IterableDataset(DatasetMeta(data=ROWS))) == f'IterableDataset({source}, is_encoded=False)'
+    assert repr(Dataset()) == 'Dataset(0 datasets, not mixed)'
 
 
 def test_template_may_be_set_before_or_after_map(tiny_llama_dir: Path) -> None:

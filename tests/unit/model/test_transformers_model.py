@@ -53,6 +53,13 @@ def build_mirror(folder: Path, model_dir: Path) -> None:
     (dataset_dir / 'train.jsonl').write_text('\n'.join(json.dumps(row) for row in SEED_QUESTIONS))
 
 
+def test_repr_shows_the_adapters(trainer: TransformersModel, tiny_llama_dir: Path) -> None:
+    """The text of a model shows its id, adapters and device."""
+    device = str(trainer.engine.model.device)
+    expected = f'TransformersModel({str(tiny_llama_dir)!r}, adapters=[{"default"!r}], device={device!r})'
+    assert repr(trainer) == expected
+
+
 def test_the_single_device_program_of_the_quick_start_runs(tiny_qwen3_dir, tmp_path, monkeypatch):
     """The quick start's training loop runs with its hub ids, which a local mirror serves."""
     build_mirror(tmp_path, tiny_qwen3_dir)

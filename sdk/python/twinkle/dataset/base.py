@@ -299,6 +299,20 @@ class BaseDataset(ABC, Generic[RowsT]):
         recorder, self._recorder = self._recorder, None
         recorder.close()
 
+    def __repr__(self) -> str:
+        if len(self._parts) != 1:
+            return f'{type(self).__name__}({len(self._parts)} datasets, not mixed)'
+        ((meta, rows),) = self._parts
+        facts = {**self._facts(rows), 'is_encoded': self.is_encoded}
+        return (
+            f'{type(self).__name__}({meta.name!r}, {", ".join(f"{name}={value!r}" for name, value in facts.items())})'
+        )
+
+    def _facts(self, rows: RowsT) -> Mapping[str, Any]:
+        """Return what `repr` shows of the rows without processing them."""
+        del rows
+        return {}
+
     @abstractmethod
     def to_hf(self) -> Any:
         """Return the rows as a dataset of the Hugging Face library `datasets`.

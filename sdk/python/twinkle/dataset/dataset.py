@@ -1,6 +1,6 @@
 """A dataset in memory, whose rows are mapped, filtered, encoded and read by index."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from twinkle.dataset.base import BaseDataset
@@ -60,6 +60,9 @@ class Dataset(BaseDataset[Sequence[Row]]):
             UnreadableFile: a column has values of incompatible types.
         """
         return dataset_of(self._rows_to_save())
+
+    def _facts(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        return {'rows': len(rows), 'columns': list(rows[0]) if rows else []}
 
     def _load(self, meta: DatasetMeta) -> Sequence[Row]:
         return load_rows(meta)

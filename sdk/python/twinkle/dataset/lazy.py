@@ -1,7 +1,7 @@
 """A dataset whose rows are computed when they are read."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from twinkle.dataset.dataset import Dataset
@@ -26,6 +26,9 @@ class LazyDataset(Dataset):
     when the row is read, and so are the problems that `check` finds; `DataLoader` logs them and uses a different row
     instead. `filter` reads all rows immediately.
     """
+
+    def _facts(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        return {'rows': len(rows)}
 
     def _mixed(self, parts: Sequence[Sequence[Row]], *, is_interleaved: bool) -> Sequence[Row]:
         return _SelectedRows(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))

@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
 from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.client import TwinkleClient, current_client
 from twinkle_client.convert.config import component_name, struct
 from twinkle_client.dataset.arguments import check_hints, component_of, row_format
-from twinkle_client.dataset.peeking import PeekedRow, peek_rows
+from twinkle_client.dataset.peeking import PeekedRow, peek_rows, rows_of
 from twinkle_client.dataset.saving import save_dataset
 from twinkle_client.dataset.source import DatasetMeta, MetaLike, dataset_source
 from twinkle_client.rpc import LoopThread, new_id, remote_method
@@ -280,6 +280,35 @@ class Dataset:
     def __len__(self) -> int:
         return self.describe().row_count
 
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """Return a row, or the rows of a slice, as `peek` does; a slice is read in parts of up to 100 rows.
+
+        Raises:
+            IndexError: The dataset has no such row.
+            ValueError: A step fails for a row; `peek` returns the problem instead.
+        """
+        if isinstance(index, slice):
+            chosen = range(*index.indices(len(self)))
+            return list(rows_of(self.peek, chosen)) if chosen.step == 1 else [self[position] for position in chosen]
+        position = index + len(self) if index < 0 else index
+        for row in rows_of(self.peek, range(max(position, 0), position + 1)):
+            return row
+        raise IndexError(f'the dataset has {len(self)} rows, so it has no row {index}')
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return rows_of(self.peek, range(len(self)))
+
+    def __repr__(self) -> str:
+        if len(self._parts) != 1:
+            return f'{type(self).__name__}({len(self._parts)} datasets, not mixed)'
+        return f'{type(self).__name__}({self._parts[0]})'
+
     async def dataset_id(self) -> str:
         """Return the dataset's id, creating the dataset if necessary. Call this only on the client's event loop."""
         return (await self._created()).dataset_id
@@ -327,6 +356,13 @@ class _Part:
 
     meta: MetaLike
     state: dataset_pb2.Dataset | None = None
+
+    def __str__(self) -> str:
+        source = repr(self.meta.dataset_id or 'rows in memory')
+        if self.state is None:
+            return f'{source}, not created yet'
+        facts = f'rows={self.state.row_count}, columns={list(self.state.columns)}, is_encoded={self.state.is_encoded}'
+        return f'{source}, dataset_id={self.state.dataset_id!r}, {facts}'
 
 
 class LazyDataset(Dataset):

@@ -1,7 +1,7 @@
 """Rows of a dataset, for display."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ from twinkle.api.data.v1.dataset_service_pb2_grpc import DatasetServiceStub
 from twinkle_client.convert import feature_from_proto
 from twinkle_client.convert.config import plain_value
 from twinkle_client.rpc import Connection
+
+_MAX_ROWS = 100
+"""Maximum number of rows in a response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,21 @@ async def peek_rows(connection: Connection, dataset_id: str, *, begin_row: int, 
     )
     response = await connection.unary(DatasetServiceStub(connection.channel).PeekRows, request)
     return [_peeked(message) for message in response.rows]
+
+
+def rows_of(peek: Callable[[int, int], Sequence[PeekedRow]], chosen: range) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of consecutive indices; stop at the end of the dataset.
+
+    Raises:
+        ValueError: A step fails for a row, or the row is too large.
+    """
+    begin = chosen.start
+    while begin < chosen.stop and (shown := peek(begin, min(chosen.stop - begin, _MAX_ROWS))):
+        for item in shown:
+            if item.problem:
+                raise ValueError(f'row {item.index} cannot be read: {item.problem}')
+            yield item.row
+        begin += len(shown)
 
 
 def _peeked(message: dataset_service_pb2.PeekedRow) -> PeekedRow:

@@ -40,6 +40,10 @@ class ModelHandle:
         self._adapters: dict[str, AdapterHandle] = {}
         self._reserved: set[str] = set()
 
+    def __repr__(self) -> str:
+        adapters = {name: adapter.adapter_id for name, adapter in self._adapters.items()}
+        return f'{type(self).__name__}({self.model_id!r}, adapters={adapters})'
+
     @property
     def loop_thread(self) -> LoopThread:
         """Event loop that runs the methods."""

@@ -29,6 +29,10 @@ class ModelHandle:
         self._shares: BatchShares = SoloShares() if mesh is None or mesh.world_size == 1 else TorchShares(mesh)
         self._templates: dict[str, Template] = {}
 
+    def __repr__(self) -> str:
+        names, device = list(self.engine.adapter_ids), str(self.engine.model.device)
+        return f'{type(self).__name__}({self.model_id!r}, adapters={names}, device={device!r})'
+
     def _adapter(self, adapter_name: str | None) -> str:
         """Return `adapter_name` if the adapter exists, or the name of the only adapter if no name is given."""
         if adapter_name is not None:
