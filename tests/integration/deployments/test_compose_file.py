@@ -76,7 +76,7 @@ def test_missing_secret_is_refused(name: str) -> None:
 def test_images_are_unprivileged_and_checked(target: str) -> None:
     """An image runs its service as another user than root, and its health check requests the admin port."""
     service = target.partition('-')[0]
-    assert containerfile.command(target) == ['python', '-m', f'twinkle_services.{service}']
+    assert containerfile.command(target) == [f'twinkle-{service}']
     assert containerfile.inherited(target, 'USER')[-1] == '10001:10001'
     config = loaded_config(service, {**containerfile.environment(target), **_required(service)})
     host, _, port = config.admin_listen.partition(':')
@@ -141,9 +141,9 @@ def test_collector_and_board_are_connected() -> None:
 
 def _arguments(container: Container) -> list[str]:
     """Return the arguments of the command, with paths of this machine instead of mounted ones."""
-    assert list(container.command[:3]) == ['python', '-m', f'twinkle_services.{container.target}']
+    assert container.command[0] == f'twinkle-{container.target}'
     folders = {mount.target: mount.path for mount in container.mounts if mount.path is not None}
-    words = [*container.command[3:]]
+    words = container.command[1:]
     return [str(folders['/etc/twinkle'] / Path(word).name) if word.startswith('/etc/') else word for word in words]
 
 

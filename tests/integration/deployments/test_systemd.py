@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from fixtures.source_tree import ROOT
 
 FOLDER = ROOT / 'deploy/systemd'
 UNITS = sorted(path.name for path in FOLDER.iterdir() if path.suffix in {'.service', '.target'})
-PYTHON = '/opt/twinkle/bin/python'
+PROGRAMS = '/opt/twinkle/bin'
 
 
 def test_every_service_has_a_unit() -> None:
@@ -31,7 +31,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         fail_or_skip('systemd-analyze is missing; install systemd (for example: apt-get install systemd)')
     for name in UNITS:
         text = (FOLDER / name).read_text()
-        (tmp_path / name).write_text(text.replace(PYTHON, sys.executable))
+        (tmp_path / name).write_text(text.replace(PROGRAMS, sysconfig.get_path('scripts')))
     verify = [program, 'verify', *(str(tmp_path / name) for name in UNITS)]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if 'twinkle' in line]
@@ -42,9 +42,9 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 def test_command_of_a_unit_loads_its_configuration(service: str) -> None:
     """The command starts the service with its example, whose state folder the unit creates, and can drain in time."""
     unit = _settings(service)
-    python, option, module, config_option, path = shlex.split(unit['ExecStart'])
-    assert (python, option, module) == (PYTHON, '-m', f'twinkle_services.{service}')
-    assert (config_option, path) == ('--config', f'/etc/twinkle/{service}.yaml')
+    program, option, path = shlex.split(unit['ExecStart'])
+    assert program == f'{PROGRAMS}/twinkle-{service}'
+    assert (option, path) == ('--config', f'/etc/twinkle/{service}.yaml')
     variables = dict(word.split('=', 1) for word in unit['Environment'].split())
     file = ROOT / 'deploy/config' / Path(path).name
     config = loaded_config(service, variables, ['--config', str(file)])
