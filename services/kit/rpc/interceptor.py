@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -17,8 +18,9 @@ from twinkle_services.kit.rpc.unread_requests import reading_rest, reading_rest_
 
 _PUBLIC_PREFIXES = ('/grpc.health.', '/grpc.reflection.')
 """Prefixes of the health and reflection methods, which need no credentials and reveal nothing about tenants."""
-MAX_OPEN_STREAMS = 256
-"""Maximum number of concurrent streams of public methods, so that most concurrent calls remain available to tenants."""
+MAX_OPEN_STREAMS = 128
+"""Maximum number of concurrent streams of health, and of reflection, so that neither refuses streams of the other, and
+most concurrent calls remain available to tenants."""
 
 
 class LayeredInterceptor(grpc.aio.ServerInterceptor):
@@ -26,7 +28,8 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = tuple(layers)
-        self._open_streams = 0
+        self._open_streams: Counter[str] = Counter()
+        """Number of streams by the prefix of their method."""
 
     def replace(self, layers: Sequence[Layer]) -> None:
         """Run later calls inside other layers."""
@@ -40,28 +43,29 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         """Return the wrapped handler of the method; for an unknown method, a handler that refuses the call."""
         method: str = handler_call_details.method
         handler: Any = await continuation(handler_call_details)
-        if method.startswith(_PUBLIC_PREFIXES):
-            return self._limited(handler)
+        for prefix in _PUBLIC_PREFIXES:
+            if method.startswith(prefix):
+                return self._limited(prefix, handler)
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._streaming(method, _refuse, None, is_known=False))
         return self._wrap(method, handler)
 
-    def _limited(self, handler: Any) -> Any:
-        """Limit the streams of a public method. Its unary calls finish quickly and are not limited."""
+    def _limited(self, prefix: str, handler: Any) -> Any:
+        """Limit the streams of the public methods with a prefix. Unary calls finish quickly and are not limited."""
         if handler is None or not handler.response_streaming:
             return handler
         behaviour = handler.stream_stream or handler.unary_stream
 
         async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            if self._open_streams >= MAX_OPEN_STREAMS:
-                refusal = QueueFull(queue_length=self._open_streams, queue_limit=MAX_OPEN_STREAMS)
+            if self._open_streams[prefix] >= MAX_OPEN_STREAMS:
+                refusal = QueueFull(queue_length=self._open_streams[prefix], queue_limit=MAX_OPEN_STREAMS)
                 status = rpc_status.to_status(status_from_error(refusal))
                 await context.abort(status.code, status.details, status.trailing_metadata)
-            self._open_streams += 1
+            self._open_streams[prefix] += 1
             try:
                 await _write_all(behaviour(request, context), context)
             finally:
-                self._open_streams -= 1
+                self._open_streams[prefix] -= 1
 
         wrap = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.unary_stream_rpc_method_handler
         return wrap(serve, handler.request_deserializer, handler.response_serializer)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from importlib import import_module, resources
 from pathlib import Path
@@ -320,6 +320,31 @@ async def test_reflection_describes_the_services_without_credentials() -> None:
         )
         assert (await stream.read()).file_descriptor_response.file_descriptor_proto
         stream.cancel()
+
+
+@pytest.mark.parametrize('full', ['reflection', 'health'])
+async def test_public_services_have_separate_limits(full: str) -> None:
+    """Streams of reflection do not prevent a health probe, and streams of health do not prevent reflection."""
+    async with _serving() as (_, server, _), grpc.aio.insecure_channel(server.address) as unknown:
+
+        async def watch() -> Any:
+            return health_pb2_grpc.HealthStub(unknown).Watch(health_pb2.HealthCheckRequest(service='x'))
+
+        async def reflect() -> Any:
+            stream: Any = reflection_pb2_grpc.ServerReflectionStub(unknown).ServerReflectionInfo()
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await stream.write(reflection_pb2.ServerReflectionRequest(list_services=''))
+            return stream
+
+        first, second = (reflect, watch) if full == 'reflection' else (watch, reflect)
+        streams = [await first() for _ in range(MAX_OPEN_STREAMS)]
+        for stream in streams:
+            await stream.read()
+        assert await (await first()).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        streams.append(await second())
+        assert await streams[-1].read() is not grpc.aio.EOF
+        for stream in streams:
+            stream.cancel()
 
 
 async def test_streams_without_credentials_are_limited() -> None:
