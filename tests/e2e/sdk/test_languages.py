@@ -1,0 +1,49 @@
+"""The programs of examples/ in several languages, built from the contracts, against stacks with and without TLS."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.example_programs import FEATURES, PROGRAMS, ExampleProgram, build_program, run_program, variables_of
+from fixtures.tiny_model import build_tiny_model
+from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope='module')
+def secure_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackState]:
+    """Running stack with TLS, whose certificates are those of `twinkle certs`."""
+    model = build_tiny_model(tmp_path_factory.mktemp('model'), family='qwen3')
+    folder = tmp_path_factory.mktemp('secure')
+    options = StackOptions(state_dir=folder, base_model=str(model), engine='torch', tls=True)
+    yield start_stack(options, report=lambda *_: None)
+    stop_stack(folder, report=lambda *_: None)
+
+
+@pytest.fixture(scope='module', params=PROGRAMS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleProgram, Path]:
+    """A program of a language, and the folder in which it is built."""
+    program = PROGRAMS[request.param]
+    return program, build_program(program, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize('stack_name', ['tiny_stack', 'secure_stack'])
+def test_program_trains_and_samples(
+    built: tuple[ExampleProgram, Path], stack_name: str, request: pytest.FixtureRequest
+) -> None:
+    """A program uses each kind of call, reads the details of an error, and ends calls by a deadline and by itself."""
+    stack: StackState = request.getfixturevalue(stack_name)
+    printed = run_program(*built, variables_of(stack))
+    assert tuple(printed) == FEATURES
+    assert printed['models'] == stack.base_model
+    assert int(printed['uploaded']) > 0
+    losses = [float(loss) for loss in printed['losses'].split()]
+    assert len(losses) >= 4
+    assert losses[-1] < losses[0]
+    assert printed['sampled'].strip()
+    assert re.fullmatch(r'INVALID_FIELD [a-z_.]+', printed['refused'])
+    assert printed['deadline'] == 'DEADLINE_EXCEEDED'
+    assert printed['cancelled'] == 'CANCELLED'
