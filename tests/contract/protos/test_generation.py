@@ -57,6 +57,8 @@ def _package(path: str) -> list[str]:
         ('go', lambda parts: {'goPackage': f'example.com/client/gen/{"/".join(parts)};{parts[-2]}{parts[-1]}'}),
         ('java', lambda parts: {'javaPackage': f'com.{".".join(parts)}', 'javaMultipleFiles': True}),
         ('csharp', lambda parts: {'csharpNamespace': '.'.join(part.capitalize() for part in parts)}),
+        # protoc derives the modules of Ruby from the packages.
+        ('ruby', lambda _: {}),
     ],
 )
 def test_each_contract_has_the_options_of_a_language(language: str, expected: Any, tmp_path: Path) -> None:
