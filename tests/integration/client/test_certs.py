@@ -1,5 +1,6 @@
 """`twinkle certs` and the certificates of a stack: creation, renewal and output."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def test_command_creates_missing_certificates_and_keeps_the_rest(tmp_path: Path)
     assert _certs(str(folder), '--force')[0] == 0
     unchanged = {name for name, content in _contents(folder).items() if before[name] == content}
     assert unchanged == {'ca.crt', 'ca.key'}
+
+
+def test_certificates_are_printed_as_json(tmp_path: Path) -> None:
+    """The option `--json` prints the path, the expiry and the names of each certificate."""
+    code, output = _certs(str(tmp_path), '--host', 'train.example', '--json')
+    found = {Path(item['path']).name: item for item in json.loads(output)}
+    assert (code, set(found)) == (0, {f'{name}.crt' for name in ('ca', *SERVICES)})
+    assert 'train.example' in found['gateway.crt']['names']
+    assert all(
+        item['is_new'] and datetime.fromisoformat(item['expires']) > datetime.now(UTC) for item in found.values()
+    )
 
 
 def test_certificate_without_its_key_is_replaced(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         secret = (await gateway.make_key('alice', scopes=(1,))).secret
         monkeypatch.setenv('TWINKLE_SERVER_URL', f'http://{gateway.address}')
         monkeypatch.setenv('TWINKLE_API_KEY', secret)
-        monkeypatch.setenv('COLUMNS', '300')
+        monkeypatch.setenv('COLUMNS', '80')
         yield Deployment(gateway, checkpoints, secret, tmp_path / 'adapter')
 
 

@@ -66,7 +66,7 @@ async def test_empty_prompt_is_refused_before_it_is_sent(gateway: FakeGateway, r
     [
         (None, 'idle'),
         (wire.GetOperationResponse(state=wire.OPERATION_STATE_RUNNING), 'running'),
-        (wire.GetOperationResponse(state=wire.OPERATION_STATE_QUEUED, queue_position=2), '3rd in line'),
+        (wire.GetOperationResponse(state=wire.OPERATION_STATE_QUEUED, queue_position=2), 'queued, 3rd in'),
     ],
 )
 async def test_runs_show_the_state_of_their_next_operation(gateway: FakeGateway, run, record, state: str) -> None:

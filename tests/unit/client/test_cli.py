@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -25,59 +26,39 @@ from twinkle_client import __version__
 from twinkle_client.cli import app
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
+from twinkle_client.cli.session import print_table, table_of_ids
 from twinkle_client.cli.stack import differently_patched
 from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.cli.waterfall import waterfall
 from twinkle_client.stack import StackOptions
 
-COMMANDS = [
-    'up',
-    'status',
-    'logs',
-    'down',
-    'console',
-    'estimate',
-    'sample',
-    'runs',
-    'checkpoint list',
-    'checkpoint download',
-    'checkpoint upload',
-    'checkpoint publish',
-    'checkpoint unpublish',
-    'checkpoint ttl',
-    'checkpoint delete',
-    'checkpoint push',
-    'checkpoint exports',
-    'checkpoint cancel',
-    'trace',
-    'models get',
-    'models list',
-    'usage',
-    'quota show',
-    'quota set',
-    'keys create',
-    'keys list',
-    'keys rotate',
-    'keys revoke',
-    'tenants create',
-    'tenants list',
-    'projects create',
-    'projects list',
-    'fleet',
-    'fleet add',
-    'fleet join',
-    'fleet drain',
-]
 runner = CliRunner()
 
 
+def commands(found: Any, *names: str) -> Iterator[str]:
+    """Yield the names of a command and of the commands below it, without groups that do nothing alone."""
+    if not isinstance(found, typer.core.TyperGroup) or (names and found.invoke_without_command):
+        yield ' '.join(names)
+    if isinstance(found, typer.core.TyperGroup):
+        for name, item in found.commands.items():
+            yield from commands(item, *names, name)
+
+
+COMMANDS = sorted(commands(typer.main.get_command(app)))
 WITHOUT_JSON = [
     # These commands run until the stack ends, or print one value or log lines.
-    *('up', 'down', 'logs', 'console', 'fleet add', 'fleet join', 'fleet drain', 'models get', 'checkpoint download'),
-    # These commands print nothing, or one word.
+    *('up', 'down', 'logs', 'console', 'fleet add', 'fleet join', 'models get', 'checkpoint download'),
+    # These commands print nothing, one word or one sentence.
     *('checkpoint publish', 'checkpoint unpublish', 'checkpoint ttl', 'checkpoint delete', 'checkpoint cancel'),
-    *('keys revoke', 'tenants create', 'projects create'),
+    *('keys revoke', 'tenants create', 'projects create', 'fleet drain', 'fleet end-lease', 'fleet take-over'),
 ]
+
+
+def test_all_commands_are_found() -> None:
+    """The commands of groups, and groups that are commands, are found; the list without JSON has only commands."""
+    assert {'estimate', 'run show', 'checkpoint verify', 'fleet', 'fleet end-lease'} < set(COMMANDS)
+    assert not {'', 'run', 'checkpoint'} & set(COMMANDS)
+    assert set(WITHOUT_JSON) < set(COMMANDS)
 
 
 @pytest.mark.parametrize('command', COMMANDS)
@@ -236,6 +217,22 @@ def test_fleet_fits_a_terminal() -> None:
     console.print(fleet_table(replicas, now=datetime.now(UTC)))
     text = console.export_text()
     for word in (*ids, 'ready', 'lost', '12/256 +3', '50%', '127.0.0.1:44651 vllm'):
+        assert word in text
+
+
+def test_ids_are_never_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table whose ids and addresses need more space than the terminal has is wider than the terminal."""
+    paths = [f'twinkle://ad-1m80cb0cxbkp8c2h28xd1v/weights/step-{number:06}-checkpoint' for number in range(2)]
+    exports = ['ex-1m80cb0cxbkp8c2h28xd1v', 'ex-1m80cb4gatnjvjr7zsh8q2']
+    table = table_of_ids('export', exports, 'checkpoint', 'target', 'result', more_ids={'checkpoint': paths})
+    for export, path in zip(exports, paths, strict=True):
+        table.add_row(export, path, 'hf://lab/model-with-a-long-name', 'https://hub.example/' + 'x' * 80)
+    address = 'twinkle-sampler-0.twinkle-sampler.production.svc.cluster.local:7103'
+    replica = Replica(replica_id='rp-1m80cb0cxbkp8c2h28xd1v', service='sampler', address=address)
+    for shown in (table, fleet_table([replica], now=datetime.now(UTC))):
+        print_table(shown)
+    text = capsys.readouterr().out
+    for word in (*exports, *paths, replica.replica_id, address):
         assert word in text
 
 

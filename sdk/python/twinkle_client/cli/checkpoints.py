@@ -186,7 +186,8 @@ def exports(is_json: JsonOption = False, state_dir: StateDirOption = None) -> No
         print_json([message_json(item) for item in found])
         return
     columns = ('checkpoint', 'target', 'state', 'attempts', 'result')
-    table = table_of_ids('export', [item.export_id for item in found], *columns)
+    paths = [item.checkpoint_path for item in found]
+    table = table_of_ids('export', [item.export_id for item in found], *columns, more_ids={'checkpoint': paths})
     for item in found:
         result = item.url or item.failure.message
         table.add_row(

@@ -24,6 +24,7 @@ from twinkle_client.cli.session import (
     message_json,
     open_client,
     print_json,
+    print_table,
 )
 from twinkle_client.fleet import STATES, FleetAdministration
 from twinkle_client.stack import (
@@ -57,7 +58,7 @@ def show(context: typer.Context, is_json: JsonOption = False, state_dir: StateDi
     if is_json:
         print_json([message_json(replica) for replica in replicas])
         return
-    console.print(fleet_table(replicas, now=datetime.now(UTC)))
+    print_table(fleet_table(replicas, now=datetime.now(UTC)))
 
 
 @app.command('add')
@@ -129,7 +130,7 @@ def drain(
             _wait_until_left(fleet, replica_id)
         with suppress(StackError), console.status(f'waiting until {replica_id} has exited'):
             _wait_until_removed(folder, address)
-    console.print(f'{replica_id} has left', highlight=False)
+    console.print(f'{replica_id} has left', highlight=False, soft_wrap=True)
 
 
 @app.command('end-lease')
@@ -140,7 +141,7 @@ def end_lease(
     """Park the full-parameter run that leases a model service of a base model, so that other runs can train."""
     with open_client(state_dir) as client:
         run_id = FleetAdministration(client=client).end_lease(model)
-    console.print(f'{run_id} is parked' if run_id else f'{model} is not leased', highlight=False)
+    console.print(f'{run_id} is parked' if run_id else f'{model} is not leased', highlight=False, soft_wrap=True)
 
 
 @app.command('take-over')
@@ -155,7 +156,7 @@ def take_over(
     """
     with open_client(state_dir) as client, console.status(f'taking over the runs of {trainer}'):
         count = FleetAdministration(client=client).take_over(model, trainer)
-    console.print(f'{count} runs of {trainer} were taken over', highlight=False)
+    console.print(f'{count} runs of {trainer} were taken over', highlight=False, soft_wrap=True)
 
 
 def _wait_until_left(fleet: FleetAdministration, replica_id: str) -> None:
@@ -180,11 +181,13 @@ def _wait_until_removed(folder: Path, address: str) -> None:
 
 
 def fleet_table(replicas: list[pb.Replica], *, now: datetime) -> Table:
-    """Return a table of the replicas, at most 80 columns wide, sorted by service."""
+    """Return a table of the replicas, sorted by service; with short addresses, it fits into 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    addresses = [f'{item.address} {item.engine or item.service}' for item in replicas]
     for name in ('replica', 'state', 'running', 'kv', 'tok/s', 'hits', 'adapters', 'seen'):
         is_number = name not in {'replica', 'state'}
         table.add_column(name, justify='right' if is_number else 'left', no_wrap=True)
+    table.columns[0].min_width = max(map(len, (*(item.replica_id for item in replicas), *addresses)), default=0)
     for replica in sorted(replicas, key=lambda item: (item.service, item.address)):
         table.add_row(
             f'{replica.replica_id}\n[dim]{replica.address} {replica.engine or replica.service}[/dim]',

@@ -70,7 +70,9 @@ def names(
     if is_json:
         print_json([_key_json(item) for item in keys])
         return
-    table = table_of_ids('key', [item.key_id for item in keys], 'name', 'project', 'scopes', 'state', 'replaces')
+    ids, replaced = [item.key_id for item in keys], [item.replaces_key_id for item in keys]
+    columns = ('name', 'project', 'scopes', 'state', 'replaces')
+    table = table_of_ids('key', ids, *columns, more_ids={'replaces': replaced})
     for item in keys:
         scopes = ', '.join(_NAMES.get(scope, '?') for scope in item.scopes)
         table.add_row(item.key_id, item.display_name, item.project_id, scopes, state_word(item), item.replaces_key_id)

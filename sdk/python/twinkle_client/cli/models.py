@@ -28,7 +28,7 @@ def names(is_json: JsonOption = False) -> None:
         print_json([{'name': name, 'alias': aliases[name]} for name in _hub().BUILT_IN_MODELS])
         return
     for name in _hub().BUILT_IN_MODELS:
-        console.print(f'{name} (alias {aliases[name]})', highlight=False)
+        console.print(f'{name} (alias {aliases[name]})', highlight=False, soft_wrap=True)
 
 
 def fetch(name: str) -> Path:

@@ -16,6 +16,7 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
+    table_of_ids,
 )
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
@@ -91,11 +92,13 @@ def usage(
     if is_json:
         print_json(rows)
         return
-    table = Table('run')
-    for title in ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored', 'metric points'):
-        table.add_column(title, justify='right')
-    for row in rows:
-        table.add_row(row['run_id'] or '(base model)', *(f'{row[name]:,}' for name in _COUNTS))
+    names = [row['run_id'] or '(base model)' for row in rows]
+    columns = ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored', 'metric points')
+    table = table_of_ids('run', names, *columns)
+    for column in table.columns[1:]:
+        column.justify = 'right'
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(name, *(f'{row[name]:,}' for name in _COUNTS))
     if rows:
         table.add_section()
         table.add_row('total', *(f'{sum(row[name] for row in rows):,}' for name in _COUNTS))

@@ -12,7 +12,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from twinkle_client.cli.session import StateDirOption, console, error_console, open_client, print_rows
+from twinkle_client.cli.session import (
+    StateDirOption,
+    console,
+    error_console,
+    open_client,
+    print_rows,
+    print_table,
+    table_of_ids,
+)
 from twinkle_client.rollouts import LoggedRollout, RolloutGroup, RolloutSummary, RunRollouts
 
 _EMPTY = 'no rollouts; programs log them with model.rollouts().log(responses, step=..., rewards=...)'
@@ -43,14 +51,14 @@ def rollouts(
     else:
         print_rows(_groups_table(found), empty=_EMPTY)
         if step is not None and found:
-            console.print(_rollouts_table(found))
+            print_table(_rollouts_table(found))
 
 
 def _groups_table(groups: Sequence[RolloutGroup]) -> Table:
     """Return a table with a row for each group; groups whose rewards are all equal are marked."""
-    table = Table()
-    for name in ('step', 'group', 'rollouts', 'mean', 'min', 'max', 'equal', 'prompt'):
-        table.add_column(name, overflow='ellipsis' if name == 'prompt' else 'fold', no_wrap=name == 'prompt')
+    columns = ('group', 'rollouts', 'mean', 'min', 'max', 'equal', 'prompt')
+    ids = [group.group_id for group in groups]
+    table = _with_text(table_of_ids('step', [str(group.step) for group in groups], *columns, more_ids={'group': ids}))
     for group in groups:
         statistics = group.reward
         numbers = (statistics.mean, statistics.minimum, statistics.maximum)
@@ -62,14 +70,22 @@ def _groups_table(groups: Sequence[RolloutGroup]) -> Table:
 
 
 def _rollouts_table(groups: Sequence[RolloutGroup]) -> Table:
-    table = Table()
-    for name in ('rollout', 'reward', 'advantage', 'tokens', 'versions', 'end', 'completion'):
-        table.add_column(name, overflow='ellipsis' if name == 'completion' else 'fold', no_wrap=name == 'completion')
+    ids = [rollout.rollout_id for group in groups for rollout in group.rollouts]
+    columns = ('reward', 'advantage', 'tokens', 'versions', 'end', 'completion')
+    table = _with_text(table_of_ids('rollout', ids, *columns))
     for group in groups:
         for rollout in group.rollouts:
             numbers = (_number(rollout.reward), _number(rollout.advantage), _number(rollout.completion_token_count))
             facts = (*numbers, _versions(rollout), escape(rollout.finish_reason))
             table.add_row(escape(rollout.rollout_id), *facts, _one_line(rollout.completion_preview))
+    return table
+
+
+def _with_text(table: Table) -> Table:
+    """Give the last column, which has the beginning of a text, the rest of the terminal's width."""
+    table.expand = True
+    text = table.columns[-1]
+    text.ratio, text.no_wrap, text.overflow = 1, True, 'ellipsis'
     return table
 
 

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,16 +46,32 @@ StateDirOption = Annotated[
 """Option of the commands that call a server."""
 
 
-def table_of_ids(title: str, ids: Iterable[str], *others: str) -> Table:
-    """Return an empty table whose first column is as wide as the longest of `ids`.
+def table_of_ids(
+    title: str, ids: Iterable[str], *others: str, more_ids: Mapping[str, Iterable[str]] | None = None
+) -> Table:
+    """Return an empty table in which ids are never broken, because users copy them into other commands.
 
-    The ids in the first column are never broken, because users copy them into other commands.
+    Print it with `print_table`.
+
+    Args:
+        title: Title of the first column.
+        ids: Contents of the first column.
+        others: Titles of the other columns.
+        more_ids: Contents of those among the other columns that have ids.
     """
+    contents = {title: ids, **(more_ids or {})}
     table = Table()
-    table.add_column(title, no_wrap=True, min_width=max(map(len, ids), default=0))
-    for name in others:
-        table.add_column(name, overflow='fold')
+    for name in (title, *others):
+        if name in contents:
+            table.add_column(name, no_wrap=True, min_width=max(map(len, contents[name]), default=0))
+        else:
+            table.add_column(name, overflow='fold')
     return table
+
+
+def print_table(table: Table) -> None:
+    """Print a table. One whose ids need more space than the terminal has is wider than the terminal."""
+    console.print(table, crop=False)
 
 
 def print_json(value: Any) -> None:
@@ -93,7 +109,7 @@ def _with_number(field: Any, value: Any) -> Any:
 def print_rows(table: Table, *, empty: str) -> None:
     """Print a table, or the message `empty` to stderr if it has no rows."""
     if table.row_count:
-        console.print(table)
+        print_table(table)
     else:
         error_console.print(empty, markup=False, highlight=False)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.autoscaling import Autoscaler
@@ -25,6 +24,8 @@ from twinkle_client.cli.session import (
     fail,
     interrupt_on_termination,
     print_json,
+    print_table,
+    table_of_ids,
 )
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
@@ -160,10 +161,15 @@ def status(is_json: JsonOption = False, state_dir: LocalStateDirOption = None) -
 
 
 def _print_status(state: StackState, described: Mapping[str, server_service_pb2.ServiceInfo]) -> None:
-    table = Table(title=f'{", ".join(state.base_models)} at {state.address or "(not up)"}')
     own_columns = ['base model'] if state.more_models else []
-    for name in ('service', 'state', 'pid', 'memory', 'address', 'version', *own_columns):
-        table.add_column(name, justify='right' if name in {'pid', 'memory'} else 'left')
+    title = f'{", ".join(state.base_models)} at {state.address or "(not up)"}'
+    columns = ('state', 'pid', 'memory', 'address', 'version', *own_columns)
+    addresses = [service.address for service in state.services]
+    names = [service.name for service in state.services]
+    table = table_of_ids('service', names, *columns, more_ids={'address': addresses})
+    table.title = title
+    for column in table.columns[2:4]:
+        column.justify = 'right'
     for service in state.services:
         if service.is_leaving and not service.is_running():
             continue
@@ -171,9 +177,9 @@ def _print_status(state: StackState, described: Mapping[str, server_service_pb2.
         memory = f'{row["resident_bytes"] / 2**20:.0f} MiB' if row['resident_bytes'] else ''
         cells = (row['state'], str(service.pid), memory, service.address, row['version'])
         table.add_row(service.name, *cells, *[service.base_model for _ in own_columns])
-    console.print(table)
+    print_table(table)
     for base_model in differently_patched(described.values()):
-        console.print(f'[red]{base_model}: model services and samplers apply different patches[/red]')
+        console.print(f'[red]{base_model}: model services and samplers apply different patches[/red]', soft_wrap=True)
 
 
 def _status_json(state: StackState, described: Mapping[str, server_service_pb2.ServiceInfo]) -> dict[str, Any]:

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from twinkle.telemetry import SpanRecord, is_listed, read_spans, trace_events
-from twinkle_client.cli.session import JsonOption, LocalStateDirOption, console, fail, print_json
+from twinkle_client.cli.session import (
+    JsonOption,
+    LocalStateDirOption,
+    console,
+    fail,
+    print_json,
+    print_table,
+    table_of_ids,
+)
 from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
 
@@ -79,11 +86,11 @@ def _list(traces: list[list[SpanRecord]], *, is_json: bool) -> None:
     if is_json:
         print_json(rows)
         return
-    table = Table('trace', 'root', 'services', 'spans', 'milliseconds')
+    table = table_of_ids('trace', [row['trace_id'] for row in rows], 'root', 'services', 'spans', 'milliseconds')
     for row in rows:
         services, count = ', '.join(row['services']), str(row['span_count'])
-        table.add_row(row['trace_id'][:12], row['root'], services, count, f'{row["milliseconds"]:.1f}')
-    console.print(table)
+        table.add_row(row['trace_id'], row['root'], services, count, f'{row["milliseconds"]:.1f}')
+    print_table(table)
 
 
 def _facts_of(spans: list[SpanRecord]) -> dict[str, Any]:
