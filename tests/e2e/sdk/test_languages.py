@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from fixtures.example_programs import FEATURES, PROGRAMS, ExampleProgram, build_program, run_program, variables_of
+from fixtures.source_tree import ROOT
 from fixtures.tiny_model import build_tiny_model
 from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope='module')
@@ -30,6 +31,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return program, build_program(program, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stack_name', ['tiny_stack', 'secure_stack'])
 def test_program_trains_and_samples(
     built: tuple[ExampleProgram, Path], stack_name: str, request: pytest.FixtureRequest
@@ -47,3 +49,10 @@ def test_program_trains_and_samples(
     assert re.fullmatch(r'INVALID_FIELD [a-z_.]+', printed['refused'])
     assert printed['deadline'] == 'DEADLINE_EXCEEDED'
     assert printed['cancelled'] == 'CANCELLED'
+
+
+@pytest.mark.parametrize('language', PROGRAMS)
+def test_documentation_names_the_packages_of_a_program(language: str) -> None:
+    """The page about languages names every package of Debian that a program needs."""
+    words = (ROOT / 'docs' / 'languages.md').read_text().replace('`', ' ').split()
+    assert set(PROGRAMS[language].packages) <= set(words)
