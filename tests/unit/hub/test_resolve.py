@@ -13,6 +13,8 @@ from twinkle.hub import (
     HubUnreachable,
     ModelNotFound,
     get_model,
+    public_name,
+    repository_name,
     resolve_dataset,
     resolve_model,
     resolve_tokenizer,
@@ -206,3 +208,23 @@ def test_unknown_built_in_model_is_refused() -> None:
     """`get_model` accepts only the names of built-in models."""
     with pytest.raises(ModelNotFound):
         get_model('org/name')
+
+
+def test_repository_of_a_folder_is_known_from_aliases_mirror_and_caches(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder has a repository's name if it is an alias's target, or in the mirror or a cache; files do not count."""
+    folder = make_model(root / 'srv' / 'tiny')
+    (folder / 'config.json').write_text('{"_name_or_path": "org/original"}')
+    assert (repository_name(str(folder)), public_name(str(folder))) == (None, 'tiny')
+    named = {
+        root / 'mirror' / 'models' / 'org' / 'name': 'org/name',
+        root / 'cache' / 'models' / 'org' / 'name': 'org/name',
+        root / 'cache' / 'models' / 'twinkle' / 'smollm2-135m-instruct': 'HuggingFaceTB/SmolLM2-135M-Instruct',
+        make_hf_snapshot(root / 'hf', 'org/name'): 'org/name',
+    }
+    assert {path: repository_name(str(path)) for path in named} == named
+    monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', f'org/tiny={folder}')
+    assert public_name(str(folder)) == 'org/tiny'
+    monkeypatch.setenv('TWINKLE_MODEL_ID_ALIASES', 'malformed')
+    assert public_name(str(folder)) == 'tiny'

@@ -4,6 +4,7 @@ from twinkle.checkpoint_engine.manifest import WeightManifest
 from twinkle.checkpoint_engine.peft_config import adapter_config_json
 from twinkle.checkpoint_engine.peft_folder import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, seed_metadata
 from twinkle.checkpoint_engine.safetensors_file import build_header
+from twinkle.hub import public_name
 
 MODEL_FILE = 'model.safetensors'
 """Name of the file with the weights of a model."""
@@ -23,9 +24,12 @@ def weights_header(manifest: WeightManifest) -> bytes:
 
 
 def description_files(manifest: WeightManifest) -> dict[str, bytes]:
-    """Return the contents of the files beside the weights file, by name."""
+    """Return the contents of the files beside the weights file, by name.
+
+    The configuration names the base model's repository or, for a folder without one, only the name of the folder.
+    """
     if manifest.lora_config is None:
         return {}
     names = [entry.name for entry in manifest.entries_of(manifest.weights_section)]
-    config = adapter_config_json(manifest.lora_config, base_model=manifest.base_model, tensor_names=names)
+    config = adapter_config_json(manifest.lora_config, base_model=public_name(manifest.base_model), tensor_names=names)
     return {ADAPTER_CONFIG_FILE: config}

@@ -15,7 +15,7 @@ from twinkle.hub.errors import (
     PluginNotFound,
     UploadRefused,
 )
-from twinkle.hub.ids import HubId, local_path, without_alias
+from twinkle.hub.ids import HubId, local_path, public_name, repository_name, without_alias
 from twinkle.hub.operation import HFHub, HubOperation, MSHub
 from twinkle.hub.remote import PLUGIN_FILES
 from twinkle.hub.resolve import (
@@ -49,6 +49,8 @@ __all__ = [
     'cache_dir',
     'get_model',
     'local_path',
+    'public_name',
+    'repository_name',
     'resolve_dataset',
     'resolve_model',
     'resolve_plugin',

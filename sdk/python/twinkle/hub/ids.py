@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from twinkle.data_format import base_model_id
+from twinkle.hub.cache import cache_dir
 from twinkle.hub.errors import HubError
 
 Source = Literal['hf', 'ms']
 
 _NAME = re.compile(r'[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?')
 _ALIASES_VARIABLE = 'TWINKLE_MODEL_ID_ALIASES'
+_SNAPSHOT = re.compile(r'/models--([^/]+)/snapshots/')
+"""Part of a path in the cache of Hugging Face's client, with the name of the repository."""
+_BUILT_IN_OWNER = 'twinkle/'
+"""Folder of the built-in models below `models` in the cache."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,43 @@ def local_path(text: str) -> Path | None:
         if error.errno == errno.ENAMETOOLONG:
             return None
         raise
-    is_explicit = path.is_absolute() or text.startswith(('./', '../')) or text in ('.', '..')
-    return path if is_explicit or exists else None
+    return path if path.is_absolute() or _is_relative_path(text) or exists else None
+
+
+def repository_name(model_id: str) -> str | None:
+    """Return the name of the repository that a base model comes from, or None for a folder that records no name.
+
+    An id names its repository, with or without a prefix. A folder records the name if it is the target of an alias, or
+    in the mirror or a cache. Files are not read: the `_name_or_path` in a fine-tuned model's `config.json` may name the
+    model before the fine-tuning.
+    """
+    if '://' in model_id or not (Path(model_id).is_absolute() or _is_relative_path(model_id) or model_id[:1] == '~'):
+        return _name_of_id(model_id)
+    names = [name for name, target in _known_aliases().items() if target == model_id]
+    path = Path(model_id).expanduser().as_posix()
+    if snapshot := _SNAPSHOT.search(f'{path}/'):
+        names.append(snapshot[1].replace('--', '/'))
+    roots = [Path(text).expanduser() for text in (os.environ.get('TWINKLE_HUB_DIR'), str(cache_dir())) if text]
+    for root in roots:
+        name = path.removeprefix(f'{(root / "models").as_posix()}/')
+        names.append(name.removeprefix(_BUILT_IN_OWNER) if root == cache_dir() else name)
+    return next(filter(None, map(_name_of_id, names)), None)
+
+
+def public_name(model_id: str) -> str:
+    """Return the name under which files for other machines name a base model: never the path of a folder."""
+    return repository_name(model_id) or Path(model_id).expanduser().absolute().name
+
+
+def _name_of_id(model_id: str) -> str | None:
+    try:
+        return HubId.parse(base_model_id(model_id)).name
+    except HubError:
+        return None
+
+
+def _is_relative_path(text: str) -> bool:
+    return text.startswith(('./', '../')) or text in ('.', '..')
 
 
 def without_alias(model_id: str) -> str:
@@ -79,13 +120,19 @@ def without_alias(model_id: str) -> str:
     Raises:
         HubError: the variable is malformed.
     """
+    return _aliases().get(model_id, model_id)
+
+
+def _known_aliases() -> dict[str, str]:
+    """Return the aliases; none if the variable is malformed, for which loading the model reports an error."""
+    try:
+        return _aliases()
+    except HubError:
+        return {}
+
+
+def _aliases() -> dict[str, str]:
     text = os.environ.get(_ALIASES_VARIABLE, '').strip()
-    if not text:
-        return model_id
-    return _aliases(text).get(model_id, model_id)
-
-
-def _aliases(text: str) -> dict[str, str]:
     if text.startswith('{'):
         try:
             return {str(key): str(value) for key, value in json.loads(text).items()}
