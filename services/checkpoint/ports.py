@@ -6,7 +6,7 @@ Every store passes tests/contract/checkpoint. The store in memory is the referen
 from typing import Protocol
 
 from twinkle.checkpoint_engine import StateChunk, WeightManifest
-from twinkle_services.checkpoint.domain import CheckpointKey, DamagedState, NewestMark, Record, VersionKey
+from twinkle_services.checkpoint.domain import Checkpoint, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
 from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader
 from twinkle_services.kit.weights import SegmentRef, StateBytes
 
@@ -117,8 +117,11 @@ class StateStore(Protocol):
         """
         ...
 
-    async def open_archive(self, key: CheckpointKey) -> ByteSource:
-        """Open a checkpoint as a tar archive of its PEFT folder; the bytes are the same at every call.
+    async def open_archive(self, checkpoint: Checkpoint) -> ByteSource:
+        """Open a checkpoint as a tar archive of its PEFT folder with a model card.
+
+        The bytes are the same at every call until the checkpoint is replaced. Configuration and card are computed from
+        the manifest and the record, so folders of earlier releases have them too.
 
         Raises:
             CheckpointNotFound: The checkpoint does not exist.

@@ -50,7 +50,7 @@ class Archives:
             StoreUnavailable: The disk cannot be used at the moment.
         """
         found = self._registry.catalogue.readable_checkpoint(key, now=self._registry.now())
-        source = await self._registry.store.open_archive(found.key)
+        source = await self._registry.store.open_archive(found)
         try:
             if offset > source.size_bytes:
                 raise InvalidField('offset', f'is {offset}, must be at most {source.size_bytes}, the archive size')

@@ -5,6 +5,7 @@ from datetime import datetime
 from twinkle.checkpoint_engine import WeightManifest
 from twinkle_services.checkpoint.domain import (
     AdapterVersion,
+    Checkpoint,
     CheckpointKey,
     DamagedState,
     NewestMark,
@@ -40,8 +41,8 @@ class TrackedStore:
             self._last_use[key] = self._clock.now()
         return source
 
-    async def open_archive(self, key: CheckpointKey) -> ByteSource:
-        return await self._store.open_archive(key)
+    async def open_archive(self, checkpoint: Checkpoint) -> ByteSource:
+        return await self._store.open_archive(checkpoint)
 
     async def update(self, record: Record) -> None:
         await self._store.update(record)

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 import structlog
 from blake3 import blake3
 
-from twinkle.checkpoint_engine import CHUNK_BYTES, WEIGHTS_FILES, WeightManifest, description_files, weights_file
+from twinkle.checkpoint_engine import CHUNK_BYTES, WEIGHTS_FILES, WeightManifest, weights_file
 from twinkle_services.checkpoint.backends.disk import Disk
 from twinkle_services.checkpoint.backends.errors import not_found
 from twinkle_services.checkpoint.backends.folder_writer import (
@@ -34,7 +34,14 @@ from twinkle_services.checkpoint.backends.folder_writer import (
     replaceable_generation,
 )
 from twinkle_services.checkpoint.backends.open_folders import OpenFolders
-from twinkle_services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from twinkle_services.checkpoint.backends.pieces import (
+    Piece,
+    PieceSource,
+    StatePieceSource,
+    archive_files,
+    given_piece,
+    tar_pieces,
+)
 from twinkle_services.checkpoint.backends.record_json import (
     manifest_from_json,
     mark_from_json,
@@ -88,8 +95,9 @@ class FolderStore:
     async def open_state(self, key: _Key, *, is_adapter_only: bool) -> StatePieceSource:
         return await self._threads.run(self._open, key, partial(self._state, is_adapter_only=is_adapter_only))
 
-    async def open_archive(self, key: CheckpointKey) -> PieceSource:
-        return await self._threads.run(self._open, key, self._archive)
+    async def open_archive(self, checkpoint: Checkpoint) -> PieceSource:
+        opener = partial(self._archive, checkpoint=checkpoint)
+        return await self._threads.run(self._open, checkpoint.key, opener)
 
     async def update(self, record: Record) -> None:
         await self._threads.run(self._update, record)
@@ -248,13 +256,13 @@ class FolderStore:
         """Return the part of a safetensors file that contains the tensors, after the header."""
         return Piece(size_bytes, self._disk.open_to_read(name), self._disk.size_bytes(name) - size_bytes)
 
-    def _archive(self, folder: str) -> PieceSource:
-        files: list[tuple[str, int, Callable[[int], Piece]]] = []
+    def _archive(self, folder: str, *, checkpoint: Checkpoint) -> PieceSource:
         manifest = manifest_from_json(self._disk.read(f'{folder}/{MANIFEST_FILE}'), is_adapter_only=True)
         # The archive contains only the files of a standard PEFT folder.
-        for name in (*description_files(manifest), weights_file(manifest)):
-            file = self._disk.open_to_read(f'{folder}/{name}')
-            files.append((name, self._disk.size_bytes(f'{folder}/{name}'), partial(_whole_file, file)))
+        files = [(name, *given_piece(data)) for name, data in archive_files(manifest, checkpoint).items()]
+        weights = f'{folder}/{weights_file(manifest)}'
+        file = self._disk.open_to_read(weights)
+        files.append((weights_file(manifest), self._disk.size_bytes(weights), partial(_whole_file, file)))
         return PieceSource(tar_pieces(files), self._threads)
 
     def _update(self, record: Record) -> None:

@@ -1,22 +1,35 @@
 """A store in memory: the reference for tests of the other stores."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 from twinkle.checkpoint_engine import (
     Assembler,
     PackedState,
     StateChunk,
     WeightManifest,
-    description_files,
     state_digest,
     weights_file,
     weights_header,
 )
 from twinkle_services.checkpoint.backends.errors import domain_errors, not_found
-from twinkle_services.checkpoint.backends.pieces import Piece, PieceSource, StatePieceSource, tar_pieces
+from twinkle_services.checkpoint.backends.pieces import (
+    Piece,
+    PieceSource,
+    StatePieceSource,
+    archive_files,
+    given_piece,
+    tar_pieces,
+)
 from twinkle_services.checkpoint.backends.record_json import adapter_part
-from twinkle_services.checkpoint.domain import AdapterKey, CheckpointKey, DamagedState, NewestMark, Record, VersionKey
+from twinkle_services.checkpoint.domain import (
+    AdapterKey,
+    Checkpoint,
+    CheckpointKey,
+    DamagedState,
+    NewestMark,
+    Record,
+    VersionKey,
+)
 from twinkle_services.kit.errors import MemoryNotShared
 from twinkle_services.kit.weights import SegmentRef
 from twinkle_services.kit.worker import Threads
@@ -53,14 +66,12 @@ class MemoryStore:
             manifest = adapter_part(manifest, state_digest(data))
         return StatePieceSource(manifest, [Piece(len(data), content=data)], self._threads)
 
-    async def open_archive(self, key: CheckpointKey) -> PieceSource:
-        state = self._get(key).state
+    async def open_archive(self, checkpoint: Checkpoint) -> PieceSource:
+        state = self._get(checkpoint.key).state
         manifest = state.manifest
         weights = weights_header(manifest) + bytes(state.data[: manifest.weights_size_bytes])
-        files = [*description_files(manifest).items(), (weights_file(manifest), weights)]
-        return PieceSource(
-            tar_pieces([(name, len(data), partial(_piece, data)) for name, data in files]), self._threads
-        )
+        files = [*archive_files(manifest, checkpoint).items(), (weights_file(manifest), weights)]
+        return PieceSource(tar_pieces([(name, *given_piece(data)) for name, data in files]), self._threads)
 
     async def update(self, record: Record) -> None:
         self._states[record.key] = replace(self._get(record.key), record=record)
@@ -105,7 +116,3 @@ class MemoryWriter:
 
     async def discard(self) -> None:
         """Do nothing: the buffer is freed with the writer."""
-
-
-def _piece(data: bytes, size_bytes: int) -> Piece:
-    return Piece(size_bytes, content=data)

@@ -151,8 +151,8 @@ class MemoryTier:
         self._touch()
         return _MemorySource(self, entry)
 
-    async def open_archive(self, key: CheckpointKey) -> ByteSource:
-        return await self._durable.open_archive(key)
+    async def open_archive(self, checkpoint: Checkpoint) -> ByteSource:
+        return await self._durable.open_archive(checkpoint)
 
     async def update(self, record: Record) -> None:
         """Replace the record of a committed state; a version that becomes pinned is spilled first."""

@@ -7,10 +7,12 @@ padding. Both can be read from any offset without creating them on disk.
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from threading import Lock
 from typing import IO
 
-from twinkle.checkpoint_engine import WeightManifest
+from twinkle.checkpoint_engine import WeightManifest, shared_files
+from twinkle_services.checkpoint.domain import Checkpoint
 from twinkle_services.kit.weights import SegmentRef
 from twinkle_services.kit.worker import Threads
 
@@ -107,6 +109,23 @@ def tar_pieces(files: Sequence[tuple[str, int, Callable[[int], Piece]]]) -> list
         pieces += [Piece(len(header), content=header), piece_of(size_bytes), Piece(len(padding), content=padding)]
     end = bytes(2 * tarfile.BLOCKSIZE)
     return [*pieces, Piece(len(end), content=end)]
+
+
+def given_piece(data: bytes) -> tuple[int, Callable[[int], Piece]]:
+    """Return the size of a file with the given content, and the function that returns its piece, for `tar_pieces`."""
+    return len(data), lambda size_bytes: Piece(size_bytes, content=data)
+
+
+def archive_files(manifest: WeightManifest, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the files beside the weights file in a checkpoint's archive, by name.
+
+    The card contains nothing that only the tenant may see, because archives of public checkpoints are readable by all.
+    """
+    facts = {'run': checkpoint.key.adapter.adapter_id, 'checkpoint': checkpoint.key.name}
+    if checkpoint.step_count:
+        facts['optimizer steps'] = str(checkpoint.step_count)
+    facts['saved'] = checkpoint.create_time.astimezone(UTC).date().isoformat()
+    return shared_files(manifest, title=checkpoint.key.name, facts=facts)
 
 
 def _read_piece(piece: Piece, first: int, last: int) -> bytes:

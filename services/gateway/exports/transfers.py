@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from blake3 import blake3
 
+from twinkle.hub import CARD_FILE, is_generated
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.errors import CheckpointChanged, HubRefused
 from twinkle_services.gateway.exports.rules import SentFolder, Target
@@ -153,9 +154,12 @@ class ExportTargets:
 
 
 def _copy(source: Path, target: Path) -> SentFolder:
-    """Copy all files of a folder, each atomically."""
+    """Copy all files of a folder, each atomically, except a card that would replace one that was edited."""
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
+        card = target / CARD_FILE
+        if file.name == CARD_FILE and card.is_file() and not is_generated(card.read_bytes()):
+            continue
         staging = target / f'.{new_id("part")}'
         try:
             shutil.copyfile(file, staging)

@@ -272,21 +272,21 @@ async def test_missing_states_raise_the_error_of_their_kind(store: StateStore) -
     with pytest.raises(CheckpointNotFound):
         await store.open_state(CHECKPOINT, is_adapter_only=True)
     with pytest.raises(CheckpointNotFound):
-        await store.open_archive(CHECKPOINT)
+        await store.open_archive(checkpoint_record(make_state(1), ''))
 
 
 async def test_archives_are_the_same_bytes_in_every_store(store: StateStore, tmp_path: Path) -> None:
     """The archive of a checkpoint has the same bytes in every store."""
     state = make_state(3, is_trainer_included=True)
-    await put_checkpoint(store, state)
-    data = await read_all(await store.open_archive(CHECKPOINT))
+    record = await put_checkpoint(store, state)
+    data = await read_all(await store.open_archive(record))
     threads = Threads('store', count=1)
     oracle = MemoryStore(threads)
     await put_checkpoint(oracle, state)
-    assert data == await read_all(await oracle.open_archive(CHECKPOINT))
+    assert data == await read_all(await oracle.open_archive(record))
     threads.close()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        assert archive.getnames() == ['adapter_config.json', 'adapter_model.safetensors']
+        assert archive.getnames() == ['README.md', 'adapter_config.json', 'adapter_model.safetensors']
 
 
 @pytest.mark.parametrize('tenant_id', ['..', '.', '../../x', 'a b/c', '%2e%2e', 'é'])

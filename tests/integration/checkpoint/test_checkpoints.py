@@ -125,7 +125,7 @@ async def test_download_is_a_tar_of_the_peft_folder(service: Running, tmp_path: 
     """A download contains the PEFT files, and does not contain the trainer's state."""
     await _save(service, 'final')
     with tarfile.open(fileobj=io.BytesIO(await _archive(service, 'ad-1/weights/final'))) as archive:
-        assert sorted(archive.getnames()) == ['adapter_config.json', 'adapter_model.safetensors']
+        assert sorted(archive.getnames()) == ['README.md', 'adapter_config.json', 'adapter_model.safetensors']
         archive.extractall(tmp_path / 'out', filter='data')
     state = make_state(1)
     assert read_peft_folder(tmp_path / 'out')[0] == unpack_state(state.manifest, state.data)

@@ -84,8 +84,9 @@ async def test_uploaded_adapter_downloads_unchanged(deployment: Deployment, tmp_
     uploaded, repeated, folder, progress = await deployment.run(act)
     assert (uploaded.path, dict(uploaded.user_metadata)) == (repeated.path, {'from': 'elsewhere'})
     assert read_peft_folder(folder)[0] == TENSORS
-    assert sorted(path.name for path in folder.iterdir()) == ['adapter_config.json', 'adapter_model.safetensors']
-    assert sorted(path.name for path in deployment.adapter.iterdir()) == sorted(path.name for path in folder.iterdir())
+    names = ['adapter_config.json', 'adapter_model.safetensors']
+    assert sorted(path.name for path in folder.iterdir()) == ['README.md', *names]
+    assert sorted(path.name for path in deployment.adapter.iterdir()) == names
     assert progress == sorted(progress)
     assert progress[-1][0] == progress[-1][1] > len(STATE.data)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from fixtures.checkpoint_service import Running, as_tenant, make_state, serving
 from fixtures.fake_hub import FakeHub, running_hub
@@ -130,6 +131,7 @@ async def test_checkpoint_is_exported_to_a_hub(deployment: Deployment, hub: Fake
     assert (done.url, done.commit, done.attempt_count) == (f'{hub.url}/org/name', f'{1:040x}', 1)
     assert done.read_bytes == done.size_bytes > len(STATE.data)
     assert has_checkpoint(hub.files['org/name'], tmp_path / 'seen')
+    assert ModelCard(hub.files['org/name']['README.md'].decode()).data.base_model == 'org/tiny'
     assert hub.is_private == {'org/name': True}
     assert (await deployment.start()).export == done
     assert hub.commits == 1
@@ -148,6 +150,7 @@ async def test_checkpoint_is_exported_to_the_tenants_folder(deployment: Deployme
         'adapter_config.json',
         'adapter_model.safetensors',
     ]
+    assert (target / 'README.md').read_text() == 'existing'
     assert read_peft_folder(target)[0] == unpack_state(STATE.manifest, STATE.data)
     assert not list((tmp_path / 'gateway' / 'exports').iterdir())
 

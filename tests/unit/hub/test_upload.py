@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.fake_hub import running_hub
-from twinkle.hub import HubError, HubUnreachable, UploadRefused, upload, upload_later
+from twinkle.hub import HubError, HubUnreachable, UploadRefused, signed_card, upload, upload_later
 
 FILES = {
     'config.json': b'{}',
@@ -56,6 +56,21 @@ def test_a_second_upload_replaces_files_of_the_same_name(folder: Path, monkeypat
         assert hub.files['org/name']['config.json'] == b'{"new": 1}'
         assert hub.files['org/name']['README.md'] == b'hello'
         assert hub.is_private == {'org/name': False}
+
+
+def test_a_generated_card_replaces_only_generated_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generated card replaces one of an earlier upload, but not an edited one; a card of the user replaces both."""
+    first, second = signed_card('# one\n'), signed_card('# two\n')
+    with running_hub() as hub:
+        monkeypatch.setenv('HF_ENDPOINT', hub.url)
+        found: list[bytes] = []
+        for card, edited in ((first, None), (second, None), (first, b'# mine\n'), (b'# better\n', None)):
+            if edited is not None:
+                hub.files['org/name']['README.md'] = edited
+            (folder / 'README.md').write_bytes(card)
+            upload(folder, 'hf://org/name', token=TOKEN)
+            found.append(hub.files['org/name']['README.md'])
+        assert found == [first, second, b'# mine\n', b'# better\n']
 
 
 def test_weights_are_uploaded_as_large_files(folder: Path) -> None:

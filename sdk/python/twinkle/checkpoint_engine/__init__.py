@@ -32,6 +32,7 @@ from twinkle.checkpoint_engine.lora_layers import is_named, scaling_at, value_at
 from twinkle.checkpoint_engine.manager import CheckpointEngineManager, SyncedWeights
 from twinkle.checkpoint_engine.manifest import Layout, StateSection, TensorEntry, WeightManifest
 from twinkle.checkpoint_engine.merge import MERGE_FILE, OUTPUT_DTYPES, MergeResult, export_merged
+from twinkle.checkpoint_engine.model_card import adapter_card
 from twinkle.checkpoint_engine.packing import PackedState, StatePlan, pack_state, plan_state, state_digest, unpack_state
 from twinkle.checkpoint_engine.peft_config import adapter_config_json, parse_adapter_config
 from twinkle.checkpoint_engine.peft_folder import (
@@ -49,6 +50,7 @@ from twinkle.checkpoint_engine.state_files import (
     MODEL_FILE,
     WEIGHTS_FILES,
     description_files,
+    shared_files,
     weights_file,
     weights_header,
 )
@@ -108,6 +110,7 @@ __all__ = [
     'WeightReceiver',
     'WeightTransport',
     'WeightsOutOfRange',
+    'adapter_card',
     'adapter_config_json',
     'apply_delta',
     'build_header',
@@ -128,6 +131,7 @@ __all__ = [
     'round_tensors',
     'scaling_at',
     'seed_metadata',
+    'shared_files',
     'state_digest',
     'unpack_state',
     'value_at',

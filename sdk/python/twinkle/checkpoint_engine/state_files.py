@@ -1,10 +1,13 @@
 """The files that store a state in a folder: PEFT's two files for an adapter, one file for the weights of a model."""
 
+from collections.abc import Mapping
+
 from twinkle.checkpoint_engine.manifest import WeightManifest
+from twinkle.checkpoint_engine.model_card import adapter_card
 from twinkle.checkpoint_engine.peft_config import adapter_config_json
 from twinkle.checkpoint_engine.peft_folder import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, seed_metadata
 from twinkle.checkpoint_engine.safetensors_file import build_header
-from twinkle.hub import public_name
+from twinkle.hub import CARD_FILE, public_name, repository_name
 
 MODEL_FILE = 'model.safetensors'
 """Name of the file with the weights of a model."""
@@ -33,3 +36,24 @@ def description_files(manifest: WeightManifest) -> dict[str, bytes]:
     names = [entry.name for entry in manifest.entries_of(manifest.weights_section)]
     config = adapter_config_json(manifest.lora_config, base_model=public_name(manifest.base_model), tensor_names=names)
     return {ADAPTER_CONFIG_FILE: config}
+
+
+def shared_files(manifest: WeightManifest, *, title: str, facts: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files beside the weights file in a folder for other tools: `description_files` and a model card.
+
+    Args:
+        manifest: manifest of the state.
+        title: heading of the card.
+        facts: rows of the card's table.
+    """
+    if manifest.lora_config is None:
+        return description_files(manifest)
+    repository = repository_name(manifest.base_model)
+    card = adapter_card(
+        manifest.lora_config,
+        title=title,
+        base_model=repository or public_name(manifest.base_model),
+        is_base_on_hub=repository is not None,
+        facts=facts,
+    )
+    return {CARD_FILE: card, **description_files(manifest)}

@@ -5,6 +5,7 @@ An id is looked up in this order: aliases and built-in models (for models only),
 """
 
 from twinkle.hub.cache import cache_dir
+from twinkle.hub.card import CARD_FILE, is_generated, signed_card
 from twinkle.hub.errors import (
     DatasetNotFound,
     DigestMismatch,
@@ -31,6 +32,7 @@ from twinkle.hub.upload import UPLOAD_FILES, Uploaded, token_variable, upload, u
 
 __all__ = [
     'BUILT_IN_MODELS',
+    'CARD_FILE',
     'PLUGIN_FILES',
     'UPLOAD_FILES',
     'DatasetNotFound',
@@ -48,6 +50,7 @@ __all__ = [
     'Uploaded',
     'cache_dir',
     'get_model',
+    'is_generated',
     'local_path',
     'public_name',
     'repository_name',
@@ -55,6 +58,7 @@ __all__ = [
     'resolve_model',
     'resolve_plugin',
     'resolve_tokenizer',
+    'signed_card',
     'token_variable',
     'upload',
     'upload_later',

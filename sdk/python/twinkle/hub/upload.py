@@ -10,9 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from twinkle.hub import model_scope
+from twinkle.hub.card import CARD_FILE, is_generated
 from twinkle.hub.errors import HubError, HubUnreachable, UploadRefused
 from twinkle.hub.ids import HubId
 
@@ -58,7 +60,8 @@ def upload(
 ) -> Uploaded:
     """Upload the files of a folder, without its subfolders, to a model repository as one commit.
 
-    A missing repository is created. Files with the same name are replaced, and other files are kept.
+    A missing repository is created. Files with the same name are replaced, and other files are kept. On Hugging Face, a
+    generated `README.md` does not replace one that was written or edited by hand.
 
     Args:
         folder: the folder to upload; it is not changed.
@@ -161,9 +164,12 @@ def _upload_hugging_face(request: _UploadRequest, *, token: str, is_private: boo
             f"uploading to {target} needs the hub's client, which is not installed (pip install huggingface_hub)"
         ) from error
     api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
-    files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(request.folder / name)) for name in names]
     try:
         repository = api.create_repo(target.name, private=is_private, exist_ok=True)
+        if _has_generated_card(request) and _is_card_edited(client, api, target.name):
+            names = [name for name in names if name != CARD_FILE]
+        paths = [(name, str(request.folder / name)) for name in names]
+        files = [client.CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in paths]
         commit = api.create_commit(target.name, files, commit_message=f'Upload {len(names)} files')
     except client.errors.HfHubHTTPError as error:
         if error.response.status_code in _REFUSED:
@@ -179,3 +185,17 @@ def _upload_hugging_face(request: _UploadRequest, *, token: str, is_private: boo
     except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
         raise HubUnreachable(f'uploading to {target} failed ({type(error).__name__}); retry later') from error
     return Uploaded(str(repository), commit.oid)
+
+
+def _has_generated_card(request: _UploadRequest) -> bool:
+    return CARD_FILE in request.names and is_generated((request.folder / CARD_FILE).read_bytes())
+
+
+def _is_card_edited(client: Any, api: Any, repository: str) -> bool:
+    """Return whether a repository has a card that was written or edited by hand."""
+    with TemporaryDirectory() as folder:
+        try:
+            path = api.hf_hub_download(repository, CARD_FILE, local_dir=folder)
+        except client.errors.RemoteEntryNotFoundError:
+            return False
+        return not is_generated(Path(path).read_bytes())

@@ -1,0 +1,115 @@
+"""Unit tests of model cards and of the base model that an adapter's folder names."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from fixtures.checkpoint_service import make_state
+from fixtures.tiny_model import HIDDEN, build_tiny_model
+from twinkle.checkpoint_engine import (
+    ADAPTER_CONFIG_FILE,
+    PackedState,
+    description_files,
+    pack_state,
+    shared_files,
+    weights_file,
+    weights_header,
+)
+from twinkle.data_format import LoraConfig, TensorData
+from twinkle.hub import CARD_FILE, is_generated
+
+LAYER = 'base_model.model.model.layers.0.self_attn.q_proj'
+
+
+def tiny_adapter(base_model: str) -> PackedState:
+    """Return an adapter of a tiny model."""
+    a = TensorData('float32', (4, HIDDEN), bytes(16 * HIDDEN))
+    b = TensorData('float32', (HIDDEN, 4), bytes(16 * HIDDEN))
+    tensors = {f'{LAYER}.lora_A.weight': a, f'{LAYER}.lora_B.weight': b}
+    return pack_state(tensors, base_model=base_model, lora_config=LoraConfig(r=4, target_modules=('q_proj',)))
+
+
+def files_of(state: PackedState) -> dict[str, bytes]:
+    """Return the files of the folder that is downloaded or pushed."""
+    files = shared_files(state.manifest, title='best', facts={'run': 'ad-1', 'optimizer steps': '7'})
+    return {**files, weights_file(state.manifest): weights_header(state.manifest) + bytes(state.data)}
+
+
+@pytest.mark.parametrize(
+    ('base_model', 'named'),
+    [
+        ('org/tiny', 'org/tiny'),
+        ('hf://org/tiny', 'org/tiny'),
+        ('ms://org/tiny', 'org/tiny'),
+        ('smollm2-135m-instruct', 'HuggingFaceTB/SmolLM2-135M-Instruct'),
+        ('/srv/hf/models--org--tiny/snapshots/c0ffee', 'org/tiny'),
+        ('/srv/models/tiny', 'tiny'),
+        ('~/models/tiny', 'tiny'),
+        ('./tiny', 'tiny'),
+    ],
+)
+def test_folders_name_the_repository_of_the_base_model(base_model: str, named: str) -> None:
+    """Stored and shared configurations name the repository or, for other folders, only the name of the folder."""
+    manifest = make_state(1, base_model=base_model).manifest
+    for files in (description_files(manifest), shared_files(manifest, title='best', facts={})):
+        assert json.loads(files[ADAPTER_CONFIG_FILE])['base_model_name_or_path'] == named
+
+
+def test_card_has_the_front_matter_of_the_hub() -> None:
+    """The hub's client reads base model, library, task and tags from the card, and the table has all facts."""
+    card = ModelCard(files_of(make_state(1))[CARD_FILE].decode())
+    assert card.data.to_dict() == {
+        'base_model': 'org/tiny',
+        'library_name': 'peft',
+        'pipeline_tag': 'text-generation',
+        'tags': ['lora', 'peft', 'twinkle'],
+    }
+    rows = dict(re.findall(r'^\| ([^|]+) \| `(.+)` \|$', card.text, re.MULTILINE))
+    assert rows == {'run': 'ad-1', 'optimizer steps': '7', 'rank': '4', 'alpha': '16', 'target modules': 'q_proj'}
+
+
+def test_generated_cards_are_recognized_until_they_are_edited() -> None:
+    """A card counts as generated only with its own signature at the end."""
+    card = files_of(make_state(1))[CARD_FILE]
+    assert is_generated(card)
+    assert not any(map(is_generated, (b'', b'# mine\n', card.replace(b'best', b'good'), card + b'more\n')))
+
+
+def test_card_of_a_local_base_model_contains_no_path() -> None:
+    """A base model without a repository is not in the front matter, and the card does not contain its path."""
+    text = files_of(make_state(1, base_model='/srv/models/tiny'))[CARD_FILE].decode()
+    assert 'base_model' not in ModelCard(text).data.to_dict()
+    assert '/srv' not in text
+    assert "base = 'tiny'" in text
+
+
+def test_markup_in_names_of_modules_stays_in_its_cell() -> None:
+    """Backticks and bars in the names of an uploaded adapter's modules do not end their cell."""
+    config = LoraConfig(r=4, target_modules=('a`b|c',))
+    manifest = pack_state(
+        {f'{LAYER}.lora_A.weight': TensorData('float32', (4, 1), bytes(16))}, base_model='org/tiny', lora_config=config
+    ).manifest
+    card = shared_files(manifest, title='best', facts={})[CARD_FILE].decode()
+    assert '| target modules | `ab/c` |' in card
+
+
+def test_program_of_the_card_loads_the_adapter(tmp_path: Path) -> None:
+    """The card's program, run in the folder, loads base model and adapter from the base model's repository."""
+    repository = tmp_path / 'hub' / 'models--org--tiny'
+    (repository / 'refs').mkdir(parents=True)
+    (repository / 'refs' / 'main').write_text('c0ffee')
+    build_tiny_model(repository / 'snapshots' / 'c0ffee')
+    folder = tmp_path / 'adapter'
+    folder.mkdir()
+    for name, data in files_of(tiny_adapter('hf://org/tiny')).items():
+        (folder / name).write_bytes(data)
+    program = re.findall(r'```python\n(.*?)```', (folder / CARD_FILE).read_text(), re.DOTALL)[0]
+    check = 'assert model.active_peft_config.r == 4\nassert tokenizer("a").input_ids\n'
+    environment = os.environ | {'HF_HUB_CACHE': str(tmp_path / 'hub'), 'HF_HUB_OFFLINE': '1'}
+    subprocess.run([sys.executable, '-c', program + check], cwd=folder, env=environment, check=True, timeout=300)
