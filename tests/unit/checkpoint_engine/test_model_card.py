@@ -1,10 +1,8 @@
 """Unit tests of model cards and of the base model that an adapter's folder names."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -99,17 +97,15 @@ def test_markup_in_names_of_modules_stays_in_its_cell() -> None:
     assert '| target modules | `ab/c` |' in card
 
 
-def test_program_of_the_card_loads_the_adapter(tmp_path: Path) -> None:
-    """The card's program, run in the folder, loads base model and adapter from the base model's repository."""
-    repository = tmp_path / 'hub' / 'models--org--tiny'
-    (repository / 'refs').mkdir(parents=True)
-    (repository / 'refs' / 'main').write_text('c0ffee')
-    build_tiny_model(repository / 'snapshots' / 'c0ffee')
-    folder = tmp_path / 'adapter'
-    folder.mkdir()
+def test_program_of_the_card_loads_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card's program, run in the adapter's folder, loads base model, adapter and tokenizer."""
     for name, data in files_of(tiny_adapter('hf://org/tiny')).items():
-        (folder / name).write_bytes(data)
-    program = re.findall(r'```python\n(.*?)```', (folder / CARD_FILE).read_text(), re.DOTALL)[0]
-    check = 'assert model.active_peft_config.r == 4\nassert tokenizer("a").input_ids\n'
-    environment = os.environ | {'HF_HUB_CACHE': str(tmp_path / 'hub'), 'HF_HUB_OFFLINE': '1'}
-    subprocess.run([sys.executable, '-c', program + check], cwd=folder, env=environment, check=True, timeout=300)
+        (tmp_path / name).write_bytes(data)
+    # Transformers prefers a folder with the name of the repository.
+    build_tiny_model(tmp_path / 'org' / 'tiny')
+    (program,) = re.findall(r'```python\n(.*?)```', (tmp_path / CARD_FILE).read_text(), re.DOTALL)
+    (tmp_path / 'program.py').write_text(program)
+    monkeypatch.chdir(tmp_path)
+    loaded = runpy.run_path('program.py')
+    assert loaded['model'].active_peft_config.r == 4
+    assert loaded['tokenizer']('a').input_ids

@@ -5,41 +5,41 @@ from collections.abc import Mapping
 import yaml
 
 from twinkle.data_format import LoraConfig
-from twinkle.hub import signed_card
+from twinkle.hub import public_name, repository_name, signed_card
 
 _TARGETS_LIMIT = 20
 """Maximum number of target modules that a card lists."""
 
 
-def adapter_card(
-    config: LoraConfig, *, title: str, base_model: str, is_base_on_hub: bool, facts: Mapping[str, str]
-) -> bytes:
+def adapter_card(config: LoraConfig, *, title: str, base_model: str, facts: Mapping[str, str]) -> bytes:
     """Return the model card of an adapter in PEFT's format.
 
     Args:
         config: the adapter's configuration.
         title: heading of the card.
-        base_model: name of the base model, without a prefix.
-        is_base_on_hub: whether `base_model` is the name of a repository. Hubs refuse other names in the front matter.
+        base_model: id or folder of the base model. A folder without a repository is named without its path, and only in
+            the text, because hubs refuse such names in the front matter.
         facts: further rows of the table, such as the number of steps.
     """
-    front: dict[str, str | list[str]] = {'base_model': base_model} if is_base_on_hub else {}
+    repository, name = repository_name(base_model), public_name(base_model)
+    front: dict[str, str | list[str]] = {} if repository is None else {'base_model': repository}
     front |= {'library_name': 'peft', 'pipeline_tag': 'text-generation', 'tags': ['lora', 'peft', 'twinkle']}
     rows = {**facts, 'rank': str(config.r), 'alpha': f'{config.lora_alpha:g}', 'target modules': _targets(config)}
-    table = ''.join(f'| {name} | {_cell(value)} |\n' for name, value in rows.items())
-    link = f'[{base_model}](https://huggingface.co/{base_model})' if is_base_on_hub else f'`{base_model}`'
+    table = ''.join(f'| {fact} | {_cell(value)} |\n' for fact, value in rows.items())
+    link = f'`{name}`' if repository is None else f'[{name}](https://huggingface.co/{name})'
+    program = _program(name, is_repository=repository is not None)
     text = (
         f'---\n{yaml.safe_dump(front, sort_keys=True)}---\n\n# {title}\n\n'
         f'A LoRA adapter of {link}, trained with Twinkle.\n\n| | |\n| --- | --- |\n{table}\n'
-        f'## Load the adapter\n\n```python\n{_program(base_model, is_base_on_hub=is_base_on_hub)}```\n\n'
+        f'## Load the adapter\n\n```python\n{program}```\n\n'
     )
     return signed_card(text)
 
 
-def _program(base_model: str, *, is_base_on_hub: bool) -> str:
+def _program(base_model: str, *, is_repository: bool) -> str:
     """Return a program that loads the adapter and its tokenizer from the current folder."""
     source = repr(base_model)
-    if is_base_on_hub:
+    if is_repository:
         return (
             'from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer\n\n'
             "adapter = '.'  # this folder, or the id of its repository\n"

@@ -7,7 +7,7 @@ from twinkle.checkpoint_engine.model_card import adapter_card
 from twinkle.checkpoint_engine.peft_config import adapter_config_json
 from twinkle.checkpoint_engine.peft_folder import ADAPTER_CONFIG_FILE, ADAPTER_MODEL_FILE, seed_metadata
 from twinkle.checkpoint_engine.safetensors_file import build_header
-from twinkle.hub import CARD_FILE, public_name, repository_name
+from twinkle.hub import CARD_FILE, public_name
 
 MODEL_FILE = 'model.safetensors'
 """Name of the file with the weights of a model."""
@@ -48,12 +48,5 @@ def shared_files(manifest: WeightManifest, *, title: str, facts: Mapping[str, st
     """
     if manifest.lora_config is None:
         return description_files(manifest)
-    repository = repository_name(manifest.base_model)
-    card = adapter_card(
-        manifest.lora_config,
-        title=title,
-        base_model=repository or public_name(manifest.base_model),
-        is_base_on_hub=repository is not None,
-        facts=facts,
-    )
+    card = adapter_card(manifest.lora_config, title=title, base_model=manifest.base_model, facts=facts)
     return {CARD_FILE: card, **description_files(manifest)}

@@ -13,8 +13,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from twinkle.checkpoint_engine import InvalidPeftFolder, read_peft_folder, write_peft_folder
+from twinkle.checkpoint_engine import InvalidPeftFolder, adapter_card, read_peft_folder, write_peft_folder
 from twinkle.data_format import TensorData
+from twinkle.hub import CARD_FILE, repository_name
 from twinkle.model.engine import AdapterSnapshot
 from twinkle.model.engine.snapshot import trainer_state
 from twinkle.model.errors import SnapshotMismatch
@@ -30,7 +31,9 @@ _HEAD = 'value_head.'
 
 
 def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str) -> None:
-    """Write the checkpoint of an adapter, replacing an existing checkpoint.
+    """Write the checkpoint of an adapter with a model card, replacing an existing checkpoint.
+
+    A base model in a folder is named by its path, as in peft, so that the adapter can be loaded on this machine.
 
     Raises:
         ValueError: the snapshot is of a full-parameter run.
@@ -38,7 +41,11 @@ def write_checkpoint(folder: Path, snapshot: AdapterSnapshot, *, base_model: str
     """
     if snapshot.lora_config is None:
         raise ValueError('a full-parameter run has no peft folder; use write_model_checkpoint')
-    write_peft_folder(folder, snapshot.adapter, snapshot.lora_config, base_model=base_model)
+    named = repository_name(base_model) or base_model
+    write_peft_folder(folder, snapshot.adapter, snapshot.lora_config, base_model=named)
+    facts = {'optimizer steps': str(snapshot.step_count)} if snapshot.step_count else {}
+    card = adapter_card(snapshot.lora_config, title=folder.name, base_model=base_model, facts=facts)
+    (folder / CARD_FILE).write_bytes(card)
     write_tensors(folder / VALUE_HEAD_FILE, snapshot.value_head)
     write_tensors(folder / TRAINER_STATE_FILE, snapshot.trainer)
 
