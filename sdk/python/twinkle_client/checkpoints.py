@@ -12,8 +12,10 @@ from twinkle.api.gateway.v1.catalogue_service_pb2_grpc import CatalogueServiceSt
 from twinkle.api.gateway.v1.export_service_pb2_grpc import ExportServiceStub
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle.api.server.v1.server_service_pb2_grpc import ServerServiceStub
+from twinkle.hub.progress import Report
 from twinkle_client.archives import AdapterUpload, ReportBytes, ignore_progress, upload_adapter
 from twinkle_client.client import TwinkleClient, current_client
+from twinkle_client.merging import MergedDownload, ignore_stages
 from twinkle_client.rpc import LoopThread, remote_method
 from twinkle_client.rpc.connection import new_id
 
@@ -123,6 +125,43 @@ class CheckpointLibrary:
             user_metadata=dict(user_metadata or {}),
         )
         return await upload_adapter(self._connection, adapter, report=report)
+
+    @remote_method
+    async def download_merged(
+        self,
+        path: str,
+        folder: str | Path,
+        *,
+        base: str | Path = '',
+        dtype: str | None = None,
+        report: Report = ignore_stages,
+    ) -> Path:
+        """Download a checkpoint and write it, merged into its base model, as a model folder for transformers.
+
+        The base model is downloaded if it is not on this machine. The folder appears when it is complete, and a
+        repeated call continues an interrupted one.
+
+        Args:
+            path: `twinkle://<run>/weights/<name>`.
+            folder: Target folder. An earlier merged model is replaced; other content is refused.
+            base: Id or folder of the base model. Empty: the base model that the checkpoint names.
+            dtype: Type of the weights: 'bfloat16', 'float16' or 'float32'. Unset: the types of the base model.
+            report: Callback with the stage, and the numbers of processed bytes and of all bytes.
+
+        Returns:
+            The folder.
+
+        Raises:
+            NotFoundError: There is no checkpoint at this path.
+            ValueError: The base model is missing or has quantized weights, `dtype` is unknown, the folder has other
+                content, or the checkpoint does not fit the base model.
+            OSError: The disk has too little space, or failed.
+        """
+        request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=path)
+        checkpoint = (await self._connection.unary(self._checkpoints.GetCheckpoint, request)).checkpoint
+        download = MergedDownload(self._connection, checkpoint, base=str(base), dtype=dtype, report=report)
+        await download.run(Path(folder))
+        return Path(folder)
 
     @remote_method
     async def push(

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from fixtures.checkpoint_service import make_state
-from fixtures.tiny_model import HIDDEN, build_tiny_model
+from fixtures.tiny_model import HIDDEN, LAYERS, build_tiny_model
 from twinkle.checkpoint_engine import (
     ADAPTER_CONFIG_FILE,
     PackedState,
@@ -22,14 +22,13 @@ from twinkle.checkpoint_engine import (
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.hub import CARD_FILE, is_generated
 
-LAYER = 'base_model.model.model.layers.0.self_attn.q_proj'
-
 
 def tiny_adapter(base_model: str) -> PackedState:
     """Return an adapter of a tiny model."""
     a = TensorData('float32', (4, HIDDEN), bytes(16 * HIDDEN))
     b = TensorData('float32', (HIDDEN, 4), bytes(16 * HIDDEN))
-    tensors = {f'{LAYER}.lora_A.weight': a, f'{LAYER}.lora_B.weight': b}
+    layers = [f'base_model.model.model.layers.{index}.self_attn.q_proj' for index in range(LAYERS)]
+    tensors = {f'{layer}.lora_{name}.weight': data for layer in layers for name, data in (('A', a), ('B', b))}
     return pack_state(tensors, base_model=base_model, lora_config=LoraConfig(r=4, target_modules=('q_proj',)))
 
 
@@ -91,7 +90,9 @@ def test_markup_in_names_of_modules_stays_in_its_cell() -> None:
     """Backticks and bars in the names of an uploaded adapter's modules do not end their cell."""
     config = LoraConfig(r=4, target_modules=('a`b|c',))
     manifest = pack_state(
-        {f'{LAYER}.lora_A.weight': TensorData('float32', (4, 1), bytes(16))}, base_model='org/tiny', lora_config=config
+        {'base_model.model.a`b|c.lora_A.weight': TensorData('float32', (4, 1), bytes(16))},
+        base_model='org/tiny',
+        lora_config=config,
     ).manifest
     card = shared_files(manifest, title='best', facts={})[CARD_FILE].decode()
     assert '| target modules | `ab/c` |' in card

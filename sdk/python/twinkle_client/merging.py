@@ -1,0 +1,155 @@
+"""Downloads of checkpoints as whole models: the adapter is merged into the base model on this machine.
+
+Files appear under their names when they are complete. Unfinished files are in hidden folders beside the target, from
+which a repeated call continues.
+"""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.checkpoint_engine import (
+    MERGE_FILE,
+    MODEL_FILE,
+    OUTPUT_DTYPES,
+    WEIGHTS_FILES,
+    export_merged,
+    parse_header,
+    read_peft_folder,
+)
+from twinkle.checkpoint_engine.hf_folder import ModelFolder
+from twinkle.data_format import LoraConfig, TensorData
+from twinkle.hub import HubError, resolve_model
+from twinkle.hub.progress import Report
+from twinkle_client.archives import ArchiveDownload
+from twinkle_client.rpc import Connection
+
+_SPARE_BYTES = 64 << 20
+"""Free space that must remain after a download."""
+_FLOAT_BYTES: Mapping[str, int] = {'bfloat16': 2, 'float16': 2, 'float32': 4}
+
+
+class MergedDownload:
+    """Downloads a checkpoint and merges it into its base model.
+
+    Args:
+        connection: Connection to the gateway.
+        checkpoint: The checkpoint.
+        base: Id or folder of the base model. Empty: the base model that the checkpoint names.
+        dtype: Data type of the weights. None: that of the base model.
+        report: Callback with the progress of both stages.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        checkpoint: checkpoint_pb2.Checkpoint,
+        *,
+        base: str,
+        dtype: str | None,
+        report: Report,
+    ) -> None:
+        self._connection = connection
+        self._checkpoint = checkpoint
+        self._base = base
+        self._dtype = dtype
+        self._report = report
+        self._cancelled = threading.Event()
+
+    async def run(self, folder: Path) -> None:
+        """Write the merged model to `folder`, replacing an earlier merged model.
+
+        Raises:
+            ValueError: The base model is missing or has quantized weights, `dtype` is unknown, the folder has other
+                content, or the checkpoint does not fit the base model.
+            OSError: The disk has too little space, or failed.
+            Error: The checkpoint does not exist, or the server cannot be reached.
+        """
+        try:
+            base = await asyncio.to_thread(self._check, folder)
+            adapter = folder.parent / f'.{folder.name}.adapter'
+            await asyncio.to_thread(_remove_weights, adapter)
+            report = self._stage('downloading the checkpoint')
+            await ArchiveDownload(self._connection, self._checkpoint.path, adapter, report=report).run()
+            await asyncio.to_thread(self._merge, base, adapter, folder)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled, and the program would wait for it at exit.
+            self._cancelled.set()
+            raise
+
+    def _check(self, folder: Path) -> Path:
+        """Check everything that can be checked without the weights of the checkpoint; return the base model's folder.
+
+        If the base model is not on this machine, it is downloaded.
+        """
+        if self._dtype is not None and self._dtype not in OUTPUT_DTYPES:
+            raise ValueError(f'dtype must be one of {", ".join(OUTPUT_DTYPES)}, got {self._dtype!r}')
+        if folder.exists() and not (folder / MERGE_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
+            raise ValueError(f'{folder} exists and is not a merged model; choose another folder')
+        base = self._base_folder()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        needed_bytes = _size_bytes(ModelFolder.open(base), self._dtype) + self._checkpoint.size_bytes + _SPARE_BYTES
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if free_bytes < needed_bytes:
+            raise OSError(
+                f'{folder.parent} has {free_bytes >> 20} MiB of free space, but {needed_bytes >> 20} MiB are needed'
+            )
+        return base
+
+    def _base_folder(self) -> Path:
+        name = self._base or self._checkpoint.base_model
+        try:
+            return resolve_model(name)
+        except HubError as error:
+            raise ValueError(
+                f'the base model {name} is not available on this machine: {error}. '
+                'Name its folder with --base (in Python: base=)'
+            ) from error
+
+    def _merge(self, base: Path, adapter: Path, folder: Path) -> None:
+        tensors, config = _read(adapter)
+        export_merged(base, tensors, config, folder, dtype=self._dtype, on_progress=self._stage('merging'))
+        shutil.rmtree(adapter)
+
+    def _stage(self, name: str) -> Callable[[int, int], None]:
+        """Return the callback of one stage; in a thread, it ends the work of a cancelled call."""
+
+        def report(done: int, total: int) -> None:
+            if self._cancelled.is_set():
+                raise InterruptedError(f'{name} was cancelled')
+            self._report(name, done=done, total=total)
+
+        return report
+
+
+def ignore_stages(stage: str, *, done: float, total: float) -> None:
+    """Do nothing; the default of `report`."""
+
+
+def _size_bytes(base: ModelFolder, dtype: str | None) -> int:
+    """Return the size of the base model's tensors in a data type; None for their own types."""
+    if dtype is None:
+        return base.size_bytes
+    return sum(_FLOAT_BYTES[dtype] * prod(entry.shape) for entry in base.entries.values())
+
+
+def _remove_weights(folder: Path) -> None:
+    """Remove the unpacked files of an earlier call, which may belong to another checkpoint."""
+    for name in WEIGHTS_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> tuple[Mapping[str, TensorData], LoraConfig | None]:
+    """Read a downloaded checkpoint. Full weights stay on the disk until they are used."""
+    path = folder / MODEL_FILE
+    if not path.exists():
+        return read_peft_folder(folder)
+    data = memoryview(np.memmap(path, mode='r'))
+    entries, _ = parse_header(data)
+    return {entry.name: TensorData(entry.dtype, entry.shape, data[entry.begin : entry.end]) for entry in entries}, None
