@@ -157,11 +157,43 @@ class CheckpointLibrary:
                 content, or the checkpoint does not fit the base model.
             OSError: The disk has too little space, or failed.
         """
-        request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=path)
-        checkpoint = (await self._connection.unary(self._checkpoints.GetCheckpoint, request)).checkpoint
-        download = MergedDownload(self._connection, checkpoint, base=str(base), dtype=dtype, report=report)
+        download = MergedDownload(self._connection, await self._get(path), base=str(base), dtype=dtype, report=report)
         await download.run(Path(folder))
         return Path(folder)
+
+    @remote_method
+    async def download_gguf(
+        self,
+        path: str,
+        file: str | Path,
+        *,
+        base: str | Path = '',
+        dtype: str | None = None,
+        report: Report = ignore_stages,
+    ) -> Path:
+        """Download a checkpoint and write it, merged into its base model, as a GGUF file for llama.cpp.
+
+        Llama, Qwen 2 and Qwen 3 are supported. The extra `data` is required. The file appears when it is complete.
+
+        Args:
+            path: `twinkle://<run>/weights/<name>`.
+            file: Target file; an existing file is replaced.
+            base: Id or folder of the base model. Empty: the base model that the checkpoint names.
+            dtype: Type of the matrices: 'bfloat16', 'float16', 'float32' or 'q8_0'. Unset: the type of the base model.
+            report: Callback with the stage, and the numbers of processed bytes and of all bytes.
+
+        Returns:
+            The file.
+
+        Raises:
+            NotFoundError: There is no checkpoint at this path.
+            ValueError: The base model is missing or cannot be converted, the extra `data` is not installed, `dtype` is
+                unknown, or the checkpoint does not fit the base model.
+            OSError: The disk has too little space, or failed.
+        """
+        download = MergedDownload(self._connection, await self._get(path), base=str(base), dtype=dtype, report=report)
+        await download.run_gguf(Path(file))
+        return Path(file)
 
     @remote_method
     async def push(
@@ -236,6 +268,10 @@ class CheckpointLibrary:
         """
         request = export_service_pb2.CancelExportRequest(export_id=export_id)
         return (await self._connection.unary(self._exports.CancelExport, request)).export
+
+    async def _get(self, path: str) -> checkpoint_pb2.Checkpoint:
+        request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=path)
+        return (await self._connection.unary(self._checkpoints.GetCheckpoint, request)).checkpoint
 
     async def _get_export(self, export_id: str) -> export_service_pb2.Export:
         request = export_service_pb2.GetExportRequest(export_id=export_id)

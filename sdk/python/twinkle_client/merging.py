@@ -1,15 +1,18 @@
-"""Downloads of checkpoints as whole models: the adapter is merged into the base model on this machine.
+"""Downloads of checkpoints as model folders or GGUF files, merged into the base model on this machine.
 
 Files appear under their names when they are complete. Unfinished files are in hidden folders beside the target, from
 which a repeated call continues.
 """
 
 import asyncio
+import importlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +45,7 @@ class MergedDownload:
         connection: Connection to the gateway.
         checkpoint: The checkpoint.
         base: Id or folder of the base model. Empty: the base model that the checkpoint names.
-        dtype: Data type of the weights. None: that of the base model.
+        dtype: Data type of the weights, also 'q8_0' in a GGUF file. None: that of the base model.
         report: Callback with the progress of both stages.
     """
 
@@ -71,35 +74,61 @@ class MergedDownload:
             OSError: The disk has too little space, or failed.
             Error: The checkpoint does not exist, or the server cannot be reached.
         """
+        if self._dtype is not None and self._dtype not in OUTPUT_DTYPES:
+            raise ValueError(f'dtype must be one of {", ".join(OUTPUT_DTYPES)}, got {self._dtype!r}')
+        with self._cancelling():
+            await self._merged(await asyncio.to_thread(self._check, folder), folder, dtype=self._dtype)
+
+    async def run_gguf(self, file: Path) -> None:
+        """Write the merged model to a GGUF file, replacing an existing file.
+
+        Raises:
+            ValueError: The base model is missing, has quantized weights, or cannot be converted, `dtype` is unknown,
+                `gguf` is not installed, or the checkpoint does not fit the base model.
+            OSError: The disk has too little space, or failed.
+            Error: The checkpoint does not exist, or the server cannot be reached.
+        """
+        library, folder = _gguf_library(), file.parent / f'.{file.name}.merged'
+        with self._cancelling():
+            base = await asyncio.to_thread(self._check, folder, file=file)
+            dtype = self._dtype if self._dtype in OUTPUT_DTYPES else None
+            # The base model has the architecture and the tokenizer of the result.
+            planned = await asyncio.to_thread(library.GgufModel, base, dtype=self._dtype)
+            _check_space(folder.parent, _size_bytes(ModelFolder.open(base), dtype) + planned.size_bytes)
+            await self._merged(base, folder, dtype=dtype)
+            model = await asyncio.to_thread(library.GgufModel, folder, dtype=self._dtype, name=file.stem)
+            await asyncio.to_thread(model.write, file, self._stage('converting'))
+            await asyncio.to_thread(shutil.rmtree, folder)
+
+    @contextmanager
+    def _cancelling(self) -> Iterator[None]:
+        """End the work of threads when the call is cancelled, because the program would wait for them at exit."""
         try:
-            base = await asyncio.to_thread(self._check, folder)
-            adapter = folder.parent / f'.{folder.name}.adapter'
-            await asyncio.to_thread(_remove_weights, adapter)
-            report = self._stage('downloading the checkpoint')
-            await ArchiveDownload(self._connection, self._checkpoint.path, adapter, report=report).run()
-            await asyncio.to_thread(self._merge, base, adapter, folder)
+            yield
         except asyncio.CancelledError:
-            # A thread cannot be cancelled, and the program would wait for it at exit.
             self._cancelled.set()
             raise
 
-    def _check(self, folder: Path) -> Path:
+    async def _merged(self, base: Path, folder: Path, *, dtype: str | None) -> None:
+        adapter = folder.parent / f'.{folder.name}.adapter'
+        await asyncio.to_thread(_remove_weights, adapter)
+        report = self._stage('downloading the checkpoint')
+        await ArchiveDownload(self._connection, self._checkpoint.path, adapter, report=report).run()
+        await asyncio.to_thread(self._merge, base, adapter, folder, dtype=dtype)
+
+    def _check(self, folder: Path, *, file: Path | None = None) -> Path:
         """Check everything that can be checked without the weights of the checkpoint; return the base model's folder.
 
         If the base model is not on this machine, it is downloaded.
         """
-        if self._dtype is not None and self._dtype not in OUTPUT_DTYPES:
-            raise ValueError(f'dtype must be one of {", ".join(OUTPUT_DTYPES)}, got {self._dtype!r}')
+        if file is not None and file.is_dir():
+            raise ValueError(f'{file} is a folder; name a file')
         if folder.exists() and not (folder / MERGE_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise ValueError(f'{folder} exists and is not a merged model; choose another folder')
         base = self._base_folder()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        needed_bytes = _size_bytes(ModelFolder.open(base), self._dtype) + self._checkpoint.size_bytes + _SPARE_BYTES
-        free_bytes = shutil.disk_usage(folder.parent).free
-        if free_bytes < needed_bytes:
-            raise OSError(
-                f'{folder.parent} has {free_bytes >> 20} MiB of free space, but {needed_bytes >> 20} MiB are needed'
-            )
+        dtype = self._dtype if file is None else None
+        _check_space(folder.parent, _size_bytes(ModelFolder.open(base), dtype) + self._checkpoint.size_bytes)
         return base
 
     def _base_folder(self) -> Path:
@@ -112,9 +141,9 @@ class MergedDownload:
                 'Name its folder with --base (in Python: base=)'
             ) from error
 
-    def _merge(self, base: Path, adapter: Path, folder: Path) -> None:
+    def _merge(self, base: Path, adapter: Path, folder: Path, *, dtype: str | None) -> None:
         tensors, config = _read(adapter)
-        export_merged(base, tensors, config, folder, dtype=self._dtype, on_progress=self._stage('merging'))
+        export_merged(base, tensors, config, folder, dtype=dtype, on_progress=self._stage('merging'))
         shutil.rmtree(adapter)
 
     def _stage(self, name: str) -> Callable[[int, int], None]:
@@ -130,6 +159,20 @@ class MergedDownload:
 
 def ignore_stages(stage: str, *, done: float, total: float) -> None:
     """Do nothing; the default of `report`."""
+
+
+def _gguf_library() -> Any:
+    """Return the module that writes GGUF files. It is imported only here, because the client alone lacks `gguf`."""
+    try:
+        return importlib.import_module('twinkle.checkpoint_engine.gguf_file')
+    except ImportError as error:
+        raise ValueError(f"{error.name} is missing: pip install 'twinkle-grpc[data]'") from error
+
+
+def _check_space(folder: Path, size_bytes: int) -> None:
+    free_bytes, needed_bytes = shutil.disk_usage(folder).free, size_bytes + _SPARE_BYTES
+    if free_bytes < needed_bytes:
+        raise OSError(f'{folder} has {free_bytes >> 20} MiB of free space, but {needed_bytes >> 20} MiB are needed')
 
 
 def _size_bytes(base: ModelFolder, dtype: str | None) -> int:

@@ -1,6 +1,7 @@
 """Downloads of whole models through a gateway with a real checkpoint service: merged on the client's machine."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -206,3 +207,40 @@ async def test_command_writes_a_merged_model(deployment: Deployment, tmp_path: P
     status, _, message = await run(ADAPTER, str(deployment.base), '--merged')
     assert status == 1
     assert 'is not a merged model' in message
+
+
+async def test_gguf_file_has_the_merged_weights(deployment: Deployment, tmp_path: Path) -> None:
+    """`--format gguf` writes one file, which transformers reads with the logits of the merged folder."""
+    with_merge(deployment.base)
+    folder, file = tmp_path / 'merged', tmp_path / 'out' / 'tiny.gguf'
+    await deployment.download(ADAPTER, folder)
+    arguments = ['checkpoint', 'download', ADAPTER, str(file), '--format', 'gguf']
+    result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, str(file))
+    assert list(file.parent.iterdir()) == [file]
+    ids = torch.tensor([[5, 100, 17, 250, 42]])
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder), ids)
+    found = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    assert torch.allclose(logits(found, ids), expected, rtol=0, atol=1e-4)
+
+
+async def test_gguf_of_an_unsupported_model_is_refused_before_the_download(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """A tokenizer or type that cannot be converted is refused by name, and nothing is downloaded."""
+    file = tmp_path / 'out' / 'tiny.gguf'
+    async with deployment.client() as client:
+        library = CheckpointLibrary(client=client)
+        with pytest.raises(ValueError, match=r'tokenizer\.json: is not a byte-level BPE with merges'):
+            await library.download_gguf.aio(ADAPTER, file)
+        with_merge(deployment.base)
+        with pytest.raises(ValueError, match='dtype must be one of'):
+            await library.download_gguf.aio(ADAPTER, file, dtype='q4_k')
+    assert not list(file.parent.iterdir())
+
+
+def with_merge(base: Path) -> None:
+    """Add a merge to the tokenizer of a tiny model."""
+    content = json.loads((base / 'tokenizer.json').read_text())
+    content['model']['vocab']['he'], content['model']['merges'] = 300, [['h', 'e']]
+    (base / 'tokenizer.json').write_text(json.dumps(content))

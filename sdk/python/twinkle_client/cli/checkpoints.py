@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from twinkle.api.gateway.v1 import export_service_pb2
-from twinkle.hub.progress import terminal_progress
 from twinkle_client.checkpoints import CheckpointLibrary
+from twinkle_client.cli.downloading import download
+from twinkle_client.cli.options import with_options
 from twinkle_client.cli.session import (
     JsonOption,
     StateDirOption,
     console,
-    exit_on_interrupt,
     fail,
     message_json,
     open_client,
@@ -54,38 +54,7 @@ def list_checkpoints(
     print_rows(table, empty='no checkpoints yet')
 
 
-@app.command('download')
-def download(
-    path: PathArgument,
-    folder: Annotated[Path, typer.Argument(help='Target folder.')],
-    merged: Annotated[
-        bool, typer.Option('--merged', help='Merge the adapter into its base model, as a model folder.')
-    ] = False,
-    base: Annotated[
-        str,
-        typer.Option('--base', help='Folder or id of the base model. Default: the one that the checkpoint names.'),
-    ] = '',
-    dtype: Annotated[
-        str,
-        typer.Option('--dtype', help='Type of the merged weights: bfloat16, float16 or float32. Default: as the base.'),
-    ] = '',
-    state_dir: StateDirOption = None,
-) -> None:
-    """Download a checkpoint as a peft folder, or merged into its base model.
-
-    A repeated command resumes an interrupted download.
-    """
-    if not merged and (base or dtype):
-        fail('--base and --dtype require --merged')
-    with exit_on_interrupt('run the command again to resume'), open_client(state_dir) as client:
-        if merged:
-            with terminal_progress() as report:
-                library = CheckpointLibrary(client=client)
-                done = library.download_merged(path, folder, base=base, dtype=dtype or None, report=report)
-        else:
-            with byte_progress('download') as report:
-                done = client.download_checkpoint(path, folder, report=report)
-    console.print(str(done), highlight=False, soft_wrap=True)
+app.command('download')(with_options(download))
 
 
 @app.command('verify')
