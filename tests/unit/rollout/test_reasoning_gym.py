@@ -5,27 +5,10 @@ from typing import Any
 
 import pytest
 
+from fixtures.letter_environments import Sums
 from twinkle.component import MissingLibrary
 from twinkle.data_format import user_data_get
 from twinkle.rollout import TaskEnv, load_tasks, task_chats, task_envs
-
-
-class Sums:
-    """A fake dataset of three tasks."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < 3:
-            raise IndexError(index)
-        return {'question': f'What is {index} + 1?', 'answer': str(index + 1), 'metadata': {}}
-
-    def score_answer(self, answer: str | None, entry: Any) -> float:
-        """Return 1 for the right answer, 0.25 for a wrong answer and 0 for None."""
-        if answer is None:
-            return 0.0
-        return 1.0 if answer == entry['answer'] else 0.25
 
 
 class Puzzles(Sums):
@@ -80,7 +63,7 @@ def test_a_missing_library_is_reported():
     """Loading tasks without reasoning-gym raises a MissingLibrary that names the library."""
     with pytest.raises(MissingLibrary) as caught:
         load_tasks('leg_counting', size=1, seed=1)
-    assert caught.value.library == 'reasoning-gym'
+    assert (caught.value.library, caught.value.install) == ('reasoning-gym', 'twinkle-grpc[reasoning-gym]')
 
 
 @pytest.mark.skipif(importlib.util.find_spec('reasoning_gym') is None, reason='reasoning-gym is not installed')

@@ -11,11 +11,14 @@ from twinkle.rollout.errors import (
     ChatCannotGoOn,
     InvalidArguments,
     InvalidTool,
+    InvalidTurnRequest,
     PipelineClosed,
+    ProgramFailed,
     RolloutError,
     UnknownVersion,
 )
 from twinkle.rollout.multi_turn import MultiTurnRollout, RolloutOptions
+from twinkle.rollout.openenv_envs import OpenEnvEnv, openenv_envs
 from twinkle.rollout.pipeline import AsyncPipeline, PipelineBatch
 from twinkle.rollout.reasoning_gym import TaskEnv, load_tasks, task_chats, task_envs
 from twinkle.rollout.staleness import FreshSamples, drop_stale, staleness_of
@@ -23,6 +26,7 @@ from twinkle.rollout.token_track import TokenTrack
 from twinkle.rollout.tool import Tool, ToolFailure, ToolResult
 from twinkle.rollout.tool_env import ToolEnv
 from twinkle.rollout.tool_manager import ToolManager
+from twinkle.rollout.verifiers_envs import VerifiersEnvs, load_verifiers
 
 __all__ = [
     'AsyncPipeline',
@@ -35,9 +39,12 @@ __all__ = [
     'FreshSamples',
     'InvalidArguments',
     'InvalidTool',
+    'InvalidTurnRequest',
     'MultiTurnRollout',
+    'OpenEnvEnv',
     'PipelineBatch',
     'PipelineClosed',
+    'ProgramFailed',
     'Rollout',
     'RolloutError',
     'RolloutOptions',
@@ -50,9 +57,12 @@ __all__ = [
     'ToolManager',
     'ToolResult',
     'UnknownVersion',
+    'VerifiersEnvs',
     'as_sampler_logps',
     'drop_stale',
     'load_tasks',
+    'load_verifiers',
+    'openenv_envs',
     'rollout_numbers',
     'staleness_of',
     'task_chats',

@@ -46,3 +46,14 @@ class CallbackFailed(RolloutError, RuntimeError):
 @error_class('the pipeline is closed; create a new pipeline')
 class PipelineClosed(RolloutError, RuntimeError):
     """The pipeline was closed."""
+
+
+class InvalidTurnRequest(RolloutError, ValueError):
+    """A program's request for a turn is malformed or unsupported."""
+
+
+@error_class('the program of the environment failed: {problem}')
+class ProgramFailed(RolloutError, RuntimeError):
+    """The program of an environment failed, or does something that rollouts do not support."""
+
+    problem: str

@@ -38,7 +38,7 @@ def load_tasks(name: str, *, size: int, seed: int, **options: Any) -> TaskSet:
     try:
         library = importlib.import_module('reasoning_gym')
     except ImportError as error:
-        raise MissingLibrary('reasoning-gym', 'reasoning-gym') from error
+        raise MissingLibrary('reasoning-gym', 'twinkle-grpc[reasoning-gym]') from error
     return library.create_dataset(name, size=size, seed=seed, **options)
 
 

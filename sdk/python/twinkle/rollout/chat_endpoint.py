@@ -1,0 +1,154 @@
+"""A local HTTP endpoint with OpenAI's chat completions, at which the programs of environments ask for turns."""
+
+import json
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from twinkle.rollout.errors import InvalidTurnRequest
+from twinkle.rollout.program_chat import ProgramChat, Turn, turn_request
+
+_ROUTE = '/v1/chat/completions'
+_SESSION_HEADER = 'X-Session-ID'
+"""Header with which verifiers names the chat of a request. Other programs use an address per chat."""
+_REFUSED = {
+    'message': 'the chat has no turn left: this is its maximum context length',
+    'type': 'invalid_request_error',
+    'code': 'context_length_exceeded',
+}
+
+
+class ChatEndpoint:
+    """Serves all chats of a process's environments at one port of the loopback interface.
+
+    The id of a chat is random, so other users of the machine cannot answer or read it.
+
+    Concurrency: safe from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._chats: dict[str, ProgramChat] = {}
+        self._server = _Server(self._chats)
+        self._thread = threading.Thread(target=self._server.serve_forever, name='chat-endpoint', daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        """Address for requests that name their chat in a header."""
+        return f'http://127.0.0.1:{self._server.server_port}/v1'
+
+    def open_chat(self) -> ProgramChat:
+        """Create a chat."""
+        name = uuid.uuid4().hex
+        chat = ProgramChat(f'http://127.0.0.1:{self._server.server_port}/{name}/v1')
+        self._chats[name] = chat
+        return chat
+
+    def add_name(self, chat: ProgramChat, name: str) -> None:
+        """Accept requests for a chat that have `name` in their header `X-Session-ID`."""
+        self._chats[name] = chat
+
+    def close_chat(self, chat: ProgramChat) -> None:
+        """Refuse the requests of a chat, and forget its names."""
+        chat.close()
+        for name in [name for name, known in list(self._chats.items()) if known is chat]:
+            self._chats.pop(name, None)
+
+    def close_chats(self) -> None:
+        """Refuse the requests of all chats."""
+        for chat in list(self._chats.values()):
+            self.close_chat(chat)
+
+    def close(self) -> None:
+        """Refuse the requests of all chats, and stop serving."""
+        self.close_chats()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # The threads of connections that clients keep open end with the process.
+    block_on_close = False
+
+    def __init__(self, chats: dict[str, ProgramChat]) -> None:
+        self.chats = chats
+        super().__init__(('127.0.0.1', 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
+    def do_POST(self) -> None:
+        """Answer a request for a turn."""
+        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        chat = self._chat()
+        if chat is None:
+            self._send(404, {'error': {'message': f'{self.path} is not an open chat', 'type': 'not_found_error'}})
+            return
+        try:
+            fields = _fields(body)
+            turn = chat.ask(turn_request(fields))
+        except InvalidTurnRequest as error:
+            # The program may handle the response itself, so the environment must learn about the error too.
+            chat.finish(error)
+            self._send(400, {'error': {'message': str(error), 'type': 'invalid_request_error'}})
+            return
+        if turn is None:
+            self._send(400, {'error': _REFUSED})
+        elif fields.get('stream'):
+            self._send_bytes(200, b''.join(_events(turn)), 'text/event-stream')
+        else:
+            self._send(200, {**_HEAD, 'object': 'chat.completion', 'choices': [_choice(turn, 'message')]})
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the overridden method
+        """Log nothing, because the rollouts have the content."""
+
+    def _chat(self) -> ProgramChat | None:
+        assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
+        name = self.headers.get(_SESSION_HEADER) if self.path == _ROUTE else self.path.removesuffix(_ROUTE)[1:]
+        return self.server.chats.get(name or '') if self.path.endswith(_ROUTE) else None
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        self._send_bytes(status, json.dumps(body).encode(), 'application/json')
+
+    def _send_bytes(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header('Content-Type', content_type)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTurnRequest(f'the body is not JSON: {error}') from error
+    if not isinstance(fields, dict):
+        raise InvalidTurnRequest(f'the body must be an object, got {type(fields).__name__}')
+    return cast('dict[str, Any]', fields)
+
+
+_HEAD = {'id': 'chatcmpl-rollout', 'created': 0, 'model': 'rollout'}
+
+
+def _choice(turn: Turn, field: str) -> dict[str, Any]:
+    message: dict[str, Any] = {'role': 'assistant', 'content': turn.content}
+    if turn.tool_calls:
+        message['tool_calls'] = [dict(call) for call in turn.tool_calls]
+    reason = 'tool_calls' if turn.tool_calls else 'stop'
+    return {'index': 0, field: message, 'finish_reason': reason, 'logprobs': None}
+
+
+def _events(turn: Turn) -> list[bytes]:
+    """Return the turn as a stream: one event with the complete turn, one with the reason for its end, and the end."""
+    choice = _choice(turn, 'delta')
+    for index, call in enumerate(choice['delta'].get('tool_calls', ())):
+        call['index'] = index
+    first: dict[str, Any] = {**choice, 'finish_reason': None}
+    last: dict[str, Any] = {**choice, 'delta': {}}
+    chunks = [{**_HEAD, 'object': 'chat.completion.chunk', 'choices': [item]} for item in (first, last)]
+    return [b'data: %s\n\n' % text for text in (*(json.dumps(chunk).encode() for chunk in chunks), b'[DONE]')]

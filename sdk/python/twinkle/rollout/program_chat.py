@@ -1,0 +1,170 @@
+"""The chat of an environment's program, which asks for the model's turns instead of answering them.
+
+`ProgramChat` passes requests and turns between the program and `ProgramEnv`; `chat_endpoint` receives the requests.
+"""
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+from twinkle.data_format import Message, Tool, ToolCall
+from twinkle.rollout.errors import InvalidTurnRequest
+
+_ROLES: Mapping[str, Literal['system', 'user', 'assistant', 'tool']] = {
+    'system': 'system',
+    'developer': 'system',
+    'user': 'user',
+    'assistant': 'assistant',
+    'tool': 'tool',
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRequest:
+    """A program's request for the next turn of the model."""
+
+    messages: list[Message]
+    """The complete chat."""
+    tools: list[Tool]
+    """Tools that the model may call in this turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A turn of the model."""
+
+    content: str
+    """Text without the calls."""
+    tool_calls: Sequence[ToolCall] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a program."""
+
+    reward: float
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers to report."""
+
+
+class ProgramChat:
+    """Passes a program's requests to its environment, and the model's turns back.
+
+    Concurrency: the program and the environment run in different threads. The program waits for one turn at a time.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        """Address at which the program asks for turns, for clients of OpenAI's API."""
+        self._events: queue.SimpleQueue[TurnRequest | Outcome | BaseException] = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_waiting = self._is_closed = False
+
+    def ask(self, request: TurnRequest) -> Turn | None:
+        """Wait for the next turn and return it; None if the model has no turn left.
+
+        Raises:
+            InvalidTurnRequest: the program is already waiting for a turn.
+        """
+        with self._lock:
+            if self._is_closed:
+                return None
+            if self._is_waiting:
+                raise InvalidTurnRequest('a turn of this chat is already being sampled; ask for one turn at a time')
+            self._is_waiting = True
+        self._events.put(request)
+        turn = self._turns.get()
+        with self._lock:
+            self._is_waiting = False
+        return turn
+
+    def finish(self, result: Outcome | BaseException) -> None:
+        """Report the program's outcome, or the error that ended it."""
+        self._events.put(result)
+
+    def next_event(self, timeout: timedelta) -> TurnRequest | Outcome:
+        """Return the program's next request, or its outcome.
+
+        Raises:
+            TimeoutError: the program did neither within `timeout`.
+            BaseException: the error that ended the program.
+        """
+        try:
+            event = self._events.get(timeout=timeout.total_seconds())
+        except queue.Empty:
+            seconds = timeout.total_seconds()
+            raise TimeoutError(
+                f'the program of the environment neither asked for a turn nor ended within {seconds:g} s; '
+                f'raise timeout='
+            ) from None
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def reply(self, turn: Turn | None) -> None:
+        """Answer the program's request; None refuses it."""
+        self._turns.put(turn)
+
+    def close(self) -> None:
+        """Refuse the current request, if any, and all later requests."""
+        with self._lock:
+            self._is_closed = True
+            if self._is_waiting:
+                self._turns.put(None)
+
+
+def turn_request(given: Mapping[str, Any]) -> TurnRequest:
+    """Return the request in the fields of a call of OpenAI's chat completions.
+
+    Sampling parameters in it are ignored: those of the rollout apply.
+
+    Raises:
+        InvalidTurnRequest: a field is malformed, or the request asks for several completions, or has content other than
+            text.
+    """
+    if given.get('n') not in (None, 1):
+        raise InvalidTurnRequest(f'n must be 1, got {given["n"]!r}; the rollout creates the samples')
+    messages = given.get('messages')
+    if not isinstance(messages, list) or not messages:
+        raise InvalidTurnRequest('messages must be a list with at least one message')
+    listed = cast('list[Any]', messages)
+    tools = cast('list[Any]', given.get('tools') or [])
+    return TurnRequest(
+        messages=[_message(message, f'messages[{index}]') for index, message in enumerate(listed)],
+        tools=[_tool(tool, f'tools[{index}]') for index, tool in enumerate(tools)],
+    )
+
+
+def _message(given: Any, path: str) -> Message:
+    fields = cast('dict[str, Any]', given if isinstance(given, dict) else {})
+    role: Any = fields.get('role')
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidTurnRequest(f'{path}.role must be one of {sorted(_ROLES)}, got {role!r}')
+    message: Message = {'role': _ROLES[role], 'content': _text(fields.get('content'), path)}
+    if fields.get('tool_calls'):
+        message['tool_calls'] = fields['tool_calls']
+    if fields.get('tool_call_id'):
+        message['tool_call_id'] = str(fields['tool_call_id'])
+    return message
+
+
+def _text(content: Any, path: str) -> str:
+    """Return the text of a message's content, which may be given in parts."""
+    if content is None or isinstance(content, str):
+        return content or ''
+    parts = cast('list[Any]', content) if isinstance(content, list) else [content]
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict) or cast('dict[str, Any]', part).get('type') != 'text':
+            raise InvalidTurnRequest(f'{path}.content[{index}] must be a part of type text, got {part!r:.80}')
+    return ''.join(str(part.get('text', '')) for part in parts)
+
+
+def _tool(given: Any, path: str) -> Tool:
+    fields = cast('dict[str, Any]', given if isinstance(given, dict) else {})
+    if fields.get('type') != 'function' or not isinstance(fields.get('function'), dict):
+        raise InvalidTurnRequest(f'{path} must be a function tool, got {given!r:.80}')
+    return {'type': 'function', 'function': fields['function']}
