@@ -35,7 +35,7 @@ class LetterServer(Environment[TextAction, TextObservation, State]):
         return TextObservation(text='Write a word.')
 
     def step(self, action: TextAction, timeout_s: float | None = None, **options: Any) -> TextObservation:
-        """Reward the letters of the action."""
+        """Return the share of letters of the action as its reward."""
         del timeout_s, options
         self._state.step_count += 1
         share = sum(map(str.isalpha, action.text)) / max(len(action.text), 1)

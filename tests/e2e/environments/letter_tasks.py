@@ -79,6 +79,6 @@ class LetterHarness(vf.Harness[LetterHarnessConfig]):
                     ]
                 elif user_turns:
                     user_turns -= 1
-                    messages.append({'role': 'user', 'content': 'More..'})
+                    messages.append({'role': 'user', 'content': 'More.'})
                 else:
                     return vf.ProgramResult(exit_code=0, stdout='', stderr='')

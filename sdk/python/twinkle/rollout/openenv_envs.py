@@ -48,7 +48,7 @@ class OpenEnvEnv:
         return cast('Trajectory', {**trajectory, 'messages': messages})
 
     def step(self, message: Message, *, is_last: bool) -> EnvStep:
-        """Perform the action in the message."""
+        """Pass the action in the message to the environment."""
         del is_last
         try:
             action = self._act(str(message.get('content', '')))
@@ -77,7 +77,7 @@ def openenv_envs(source: str | Callable[[], Any], *, observe: Observe, act: Act)
         source: address of a server, whose observations and actions are then dicts; or a function that returns a client
             or an environment in this process. An `Environment` class is such a function.
         observe: returns the text of an observation.
-        act: returns the action in a message of the model; raises a ValueError if there is none.
+        act: returns the action in a message of the model; raises a ValueError if the message has no valid action.
 
     Raises:
         MissingLibrary: `source` is an address, and OpenEnv is not installed.
