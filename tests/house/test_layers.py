@@ -1,4 +1,4 @@
-"""The interceptors run in an order that maps, logs, counts and traces every refusal."""
+"""The order of the interceptors ensures that every refusal is mapped, logged, counted and traced."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ ORDER = [
 
 
 def test_interceptors_have_the_documented_order() -> None:
-    """Interceptors that refuse calls run inside those that map, log, count and trace them."""
+    """Interceptors that can refuse a call run inside the interceptors that map, log, count and trace refusals."""
     layers = server_layers(
         cast(Any, None), is_supported=lambda method: True, default_timeouts={}, message_limit_bytes=1
     )

@@ -1,4 +1,4 @@
-"""A member of the fleet, which renews its leases while it serves, and drains before it leaves."""
+"""A fleet member that renews its leases while it serves, and drains before it leaves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +12,7 @@ from twinkle_services.sampler.application.replica import Replica
 
 
 class FleetMember:
-    """Connects a membership with the server, which reports NOT_SERVING when a gateway requests a drain."""
+    """Connects a membership to the server, which reports NOT_SERVING when a gateway requests a drain."""
 
     def __init__(
         self, membership: Membership, server: RpcServer, replica: Replica, channels: Sequence[grpc.aio.Channel]
@@ -20,7 +20,7 @@ class FleetMember:
         """Create a member.
 
         Args:
-            membership: Leases at the gateways.
+            membership: Leases with the gateways.
             server: Server of this sampler.
             replica: State of this sampler.
             channels: Channels of `membership` to the gateways; `close` closes them.
@@ -32,7 +32,7 @@ class FleetMember:
 
     @asynccontextmanager
     async def serving(self, stopping: asyncio.Event) -> AsyncGenerator[None, None]:
-        """Join the fleet within this block; see `Membership.serving`."""
+        """Join the fleet for the duration of the block; see `Membership.serving`."""
         async with self._membership.serving(stopping, self._finish):
             yield
 

@@ -1,4 +1,4 @@
-"""Contract tests of trainers: the loss of a single batch and the options of a single step."""
+"""Contract tests of trainers: a loss for a single batch and optimizer options for a single step."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def assert_same_forward(actual, expected):
 BATCH_LOSS = LossChoice(name='CrossEntropyLoss', is_mean=False)
 
 
-async def test_loss_of_a_batch_equals_the_same_loss_of_the_adapter(backend):
-    """The loss of a batch gives the same results and final state as the same loss of the adapter."""
+async def test_batch_loss_equals_the_same_loss_in_the_configuration(backend):
+    """A loss that is passed with a batch has the same effect as the same loss in the adapter's configuration."""
     for name in ('a', 'b'):
         await backend.create_adapter(name, LoraConfig(r=2, seed=1), TrainingConfig(loss=BATCH_LOSS))
     plain = await backend.run('a', ForwardBackward(features=BATCHES['a']))

@@ -119,7 +119,7 @@ async def test_a_lifetime_is_set_and_removed(logged_in: ConsolePage, console_dat
     await dialog.get_by_role('button', name='Set', exact=True).click()
     await row.get_by_text('in 35 h').wait_for()
     await row.get_by_role('button', name='Lifetime of final').click()
-    await dialog.get_by_label('Kept until it is deleted').check()
+    await dialog.get_by_label('Keep until deleted manually').check()
     await dialog.get_by_role('button', name='Set', exact=True).click()
     await row.get_by_text('never').wait_for()
 

@@ -26,7 +26,7 @@ async def test_a_merged_model_is_written_below_the_state_folder(service, tmp_pat
 
 
 async def test_export_above_the_limit_of_a_tenant_is_refused(tiny_llama_dir, tmp_path):
-    """An export above `merged_models_per_tenant` fails with QUOTA_EXCEEDED and does not use its number."""
+    """An export above `merged_models_per_tenant` fails with QUOTA_EXCEEDED and does not consume its sequence number."""
     async with serving_model(tiny_llama_dir, tmp_path, merged_models_per_tenant=0) as service:
         adapter = await service.create(lora_config={'lora_rank': 4})
         failure = await failure_of(

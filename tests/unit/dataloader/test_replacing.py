@@ -13,7 +13,7 @@ from twinkle.dataset import DatasetMeta, IterableDataset, LazyDataset
 
 
 def dataset_with_bad_rows(bad: Set[int], kind: type[Any] = LazyDataset, size: int = 10) -> Any:
-    """Return a dataset of the rows 0, 1, ...; the rows `bad` cannot be read."""
+    """Return a dataset of the rows 0, 1, ...; the rows in `bad` cannot be read."""
 
     def decode(value: int) -> int:
         if value in bad:
@@ -26,12 +26,12 @@ def dataset_with_bad_rows(bad: Set[int], kind: type[Any] = LazyDataset, size: in
 
 
 def values(loader: DataLoader) -> list[list[int]]:
-    """Return the numbers of one epoch."""
+    """Return the values of one epoch, by batch."""
     return [[row['x'] for row in batch] for batch in loader]
 
 
 def test_bad_rows_are_replaced_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches keep their sizes, and each report names the row, the reason and the replacing row."""
+    """Batches keep their sizes, and each report names the row, the reason and the replacement row."""
     loader = DataLoader(dataset_with_bad_rows({2, 5}), batch_size=4)
     with caplog.at_level(logging.WARNING, logger='twinkle'):
         batches = values(loader)
@@ -73,7 +73,7 @@ def test_retries_are_bounded(kind: type[Any]) -> None:
 
 
 def test_programming_errors_are_raised() -> None:
-    """An exception that invalid data does not cause is raised unchanged."""
+    """An exception that is not caused by invalid data is raised unchanged."""
     dataset = LazyDataset(DatasetMeta(data=[{'x': 1}]))
     dataset.cast_column('x', lambda value: value.absent)
     with pytest.raises(AttributeError):

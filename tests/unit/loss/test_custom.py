@@ -20,7 +20,7 @@ LOGPS = [np.array([-1.0, 0.0, -2.0], np.float32), np.array([-0.5, -3.0], np.floa
 
 
 def test_gradients_equal_the_derivative():
-    """Gradients of a loss that joins features equal its analytic derivative."""
+    """Gradients of a loss over several features equal its analytic derivative."""
 
     def squared_sum(features, logps):
         assert features is FEATURES
@@ -34,7 +34,7 @@ def test_gradients_equal_the_derivative():
 
 
 def test_ignored_labels_get_no_gradient():
-    """Ignored labels get gradient 0 even if the loss uses them, also for a custom ignored label."""
+    """Ignored labels get gradient 0 even if the loss uses them; this includes a custom ignored label."""
     result = custom_gradients(
         lambda _, logps: sum(values.exp().sum() for values in logps), FEATURES, LOGPS, ignore_index=7
     )
@@ -42,7 +42,7 @@ def test_ignored_labels_get_no_gradient():
     assert result.gradients[0][0] == pytest.approx(np.exp(-1.0))
 
 
-def test_unused_feature_gets_gradients_of_zero():
+def test_unused_feature_gets_zero_gradients():
     """A feature that the loss does not read gets gradients of 0; metrics are optional."""
     result = custom_gradients(lambda _, logps: logps[0].sum(), FEATURES, LOGPS)
     assert result.metrics == {}

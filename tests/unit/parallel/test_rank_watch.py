@@ -15,8 +15,8 @@ LIMIT_SECONDS = 20.0
 """Maximum time that a test waits for a report."""
 
 
-class Losses:
-    """Losses that a watch has reported."""
+class Reports:
+    """Lost processes that a watch has reported."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -47,12 +47,12 @@ class FakeClock:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
-    """A function that starts the watch of one of two ranks. The fixture closes all watches after the test."""
+def watch() -> Iterator[Callable[[Store, int, Reports], RankWatch]]:
+    """A function that starts a watch for one of two ranks. The fixture closes all watches after the test."""
     started: list[RankWatch] = []
 
-    def start(store: Store, rank: int, losses: Losses) -> RankWatch:
-        started.append(RankWatch(store, rank=rank, size=2, silence_seconds=SILENCE_SECONDS, on_lost=losses))
+    def start(store: Store, rank: int, reports: Reports) -> RankWatch:
+        started.append(RankWatch(store, rank=rank, size=2, silence_seconds=SILENCE_SECONDS, on_lost=reports))
         started[-1].start()
         return started[-1]
 
@@ -61,39 +61,39 @@ def watch() -> Iterator[Callable[[Store, int, Losses], RankWatch]]:
         one.close()
 
 
-def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
+def test_a_rank_without_heartbeats_is_reported_once(watch: Callable[[Store, int, Reports], RankWatch]) -> None:
     """A rank whose heartbeats stop is reported once by its number."""
-    losses = Losses()
-    watch(HashStore(), 0, losses)
-    assert losses.reported.wait(LIMIT_SECONDS)
-    assert [problem.partition(' has')[0] for problem in losses.problems] == ['rank 1']
+    reports = Reports()
+    watch(HashStore(), 0, reports)
+    assert reports.reported.wait(LIMIT_SECONDS)
+    assert [problem.partition(' has')[0] for problem in reports.problems] == ['rank 1']
 
 
 def test_running_and_closed_ranks_are_not_reported(
-    watch: Callable[[Store, int, Losses], RankWatch],
+    watch: Callable[[Store, int, Reports], RankWatch],
 ) -> None:
     """Neither a rank with heartbeats nor a closed rank is reported, even after several times the limit."""
-    store, losses = HashStore(), Losses()
-    watch(store, 0, losses)
-    other = watch(store, 1, losses)
-    assert not losses.reported.wait(4 * SILENCE_SECONDS)
+    store, reports = HashStore(), Reports()
+    watch(store, 0, reports)
+    other = watch(store, 1, reports)
+    assert not reports.reported.wait(4 * SILENCE_SECONDS)
     other.close()
-    assert not losses.reported.wait(4 * SILENCE_SECONDS)
+    assert not reports.reported.wait(4 * SILENCE_SECONDS)
 
 
-def test_a_lost_store_is_reported(watch: Callable[[Store, int, Losses], RankWatch]) -> None:
-    """A failing store is reported as a loss of the launcher, which hosts the store."""
-    losses = Losses()
-    watch(LostStore(), 0, losses)
-    assert losses.reported.wait(LIMIT_SECONDS)
-    assert 'launcher' in losses.problems[0]
+def test_a_lost_store_is_reported(watch: Callable[[Store, int, Reports], RankWatch]) -> None:
+    """A failing store is reported as a lost launcher, because the launcher hosts the store."""
+    reports = Reports()
+    watch(LostStore(), 0, reports)
+    assert reports.reported.wait(LIMIT_SECONDS)
+    assert 'launcher' in reports.problems[0]
 
 
 def test_a_pause_of_all_ranks_is_not_reported() -> None:
-    """Ranks that are stopped together beyond the limit continue, but a rank that stays stopped is reported."""
-    store, clock, losses = HashStore(), FakeClock(), Losses()
+    """No rank is reported if all pause for longer than the limit, but a rank that does not resume is."""
+    store, clock, reports = HashStore(), FakeClock(), Reports()
     first, second = (
-        RankWatch(store, rank=rank, size=2, silence_seconds=5.0, on_lost=losses, clock=clock) for rank in (0, 1)
+        RankWatch(store, rank=rank, size=2, silence_seconds=5.0, on_lost=reports, clock=clock) for rank in (0, 1)
     )
     for _ in range(3):
         clock.seconds += 1.0

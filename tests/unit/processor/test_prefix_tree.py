@@ -1,4 +1,4 @@
-"""Trees of common prefixes: paths of spans form the sequences; prompts, turns and copies share rows."""
+"""Tests of prefix trees: each path of spans forms a sequence, and common prefixes are computed once."""
 
 import numpy as np
 from hypothesis import given
@@ -119,7 +119,7 @@ def test_a_branch_before_other_branches_keeps_them_shared():
 
 @given(related_sequences(), st.randoms())
 def test_copies_need_few_rows_in_any_order(sequences, rng):
-    """A copy of an earlier sequence needs fewer than `MIN_SHARED_ROWS` rows, even after others were added."""
+    """A copy of an earlier sequence needs fewer than `MIN_SHARED_ROWS` rows, even if others were added in between."""
     repeated = [sequence for sequence in sequences if sequence] * 2
     rng.shuffle(repeated)
     batch, seen = packed(repeated), list[list[int]]()
@@ -136,7 +136,7 @@ def test_short_prefixes_are_not_shared():
     assert shared_count(PrefixTree.of(packed([[*short, 1], [*short, 2]]))) == 0
 
 
-def test_rows_at_other_positions_are_not_shared():
+def test_rows_at_different_positions_are_not_shared():
     """Rows with equal tokens and different positions have different results, so they are not shared."""
     count = len(PROMPT)
     positions = np.concatenate([np.arange(count), np.arange(count) + 1])
@@ -152,8 +152,8 @@ def test_positions_on_three_axes_are_compared():
     assert shared_count(PrefixTree.of(packed([PROMPT, PROMPT], positions=equal))) == 0
 
 
-def test_rows_with_other_given_experts_are_not_shared():
-    """Sequences share rows up to the first row with different given experts."""
+def test_rows_with_different_replayed_experts_are_not_shared():
+    """Sequences share rows up to the first row with a different replayed expert."""
     count = len(PROMPT)
     experts = np.zeros((2 * count, 2, 1), np.int64)
     experts[2 * count - 3, 1, 0] = 1

@@ -137,8 +137,8 @@ def test_duplicate_names_of_a_matrix_are_refused():
         make_plan(Manager(), layout_of(twice, LORA))
 
 
-def test_adapters_of_experts_are_refused(tmp_path):
-    """Tensors of experts raise Misfit before any load, and so does a configuration that names experts."""
+def test_expert_adapters_are_refused(tmp_path):
+    """Expert tensors raise Misfit before they are loaded, and a configuration that names experts raises ValueError."""
     name, tensor = next(iter(lora_tensors(1).items()))
     stacked = {name.replace('self_attn.q_proj', f'mlp.experts{nested}'): tensor for nested in ('', '.base_layer')}
     assert set(stacked).isdisjoint({name})

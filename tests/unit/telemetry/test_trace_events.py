@@ -1,4 +1,4 @@
-"""The conversion of spans to trace events. The console has the same conversion and the same example file."""
+"""The conversion of spans to trace events. The console has the same conversion, tested with the same file."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from twinkle.telemetry import SpanRecord, trace_events
 
 EXAMPLE = json.loads((Path(__file__).parents[2] / 'fixtures' / 'trace_events.json').read_text())
 TIMES = ('start_ns', 'end_ns')
-"""Fields that are texts in the file, because JavaScript's numbers are not exact."""
+"""Fields that are strings in the file, because JavaScript numbers cannot represent them exactly."""
 
 
 def example_spans() -> list[SpanRecord]:
@@ -38,7 +38,7 @@ def test_no_spans_have_no_events() -> None:
 
 
 def test_spans_of_a_thread_are_nested_or_separate() -> None:
-    """Spans on one thread never overlap in part, which the format cannot represent."""
+    """Spans on one thread never partially overlap, because the format cannot represent this."""
     draw = random.Random(7)
     spans = [
         span(n, parent=draw.randrange(n), at_ms=draw.randrange(100), ms=draw.randrange(40), service=draw.choice('ab'))

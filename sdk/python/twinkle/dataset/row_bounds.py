@@ -37,7 +37,7 @@ def counted(rows: Iterable[Row], bounds: RowBounds) -> Iterator[Row]:
 
     Raises:
         DatasetError: the rows have too many columns.
-        Exception: `bounds` refused a row.
+        Exception: an error of `bounds.charge`; the rows exceed a limit.
     """
     names: set[str] = set()
     for row in rows:

@@ -43,14 +43,14 @@ def load_bounded_rows(
 
     Args:
         meta: source of the rows, without `data`.
-        bounds: limits on the rows in memory. Rows before the slice are counted, too; later ones are not read.
+        bounds: limits on the rows in memory. Rows before the slice count as well; rows after it are not read.
         is_local_allowed: see `load_rows`.
         download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
         HubError: see `load_rows`.
         DatasetError: see `load_rows`; or `data_slice` is not ascending, or the rows have too many columns.
-        Exception: `bounds` refused the rows.
+        Exception: an error of `bounds.charge`; the rows exceed a limit.
     """
     refuse_backwards(meta)
     files = find_files(meta, is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes)
@@ -60,7 +60,7 @@ def load_bounded_rows(
 
 
 def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
-    """Yield the rows of a dataset, restricted to the meta's `data_slice`, reading files in pieces.
+    """Yield the rows of a dataset, restricted to the meta's `data_slice`, reading files incrementally.
 
     Args:
         meta: source of the rows.
@@ -88,8 +88,8 @@ def refuse_backwards(meta: DatasetMeta) -> None:
         is_forward = selection is None or all(index < after for index, after in pairwise([-1, *selection]))
     if not is_forward:
         raise DatasetError(
-            f'data_slice of a stream must be ascending row indices of at least 0, got {selection}; '
-            'use Dataset otherwise'
+            f'data_slice must contain non-negative row indices in ascending order, got {selection}; '
+            'for any other order, load the rows with Dataset'
         )
 
 

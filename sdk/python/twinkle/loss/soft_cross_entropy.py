@@ -8,9 +8,10 @@ from twinkle.loss.options import check_choice, check_whole
 class SoftCrossEntropyLoss(Loss):
     """`- sum over labels r and candidates k of weight_r * target_weights_rk * log p(target_ids_rk)`.
 
-    The loss distills the K most likely tokens of a teacher, like Tinker's `cross_entropy` with several `target_tokens`
-    per position. Labels only mark the positions that count. The streams are `target_ids`, int64 [R, K], and
-    `target_weights`, float32 [R, K]. Weights may have any sign and sum; a weight of 0 disables a candidate.
+    Use it to distill a teacher from its K most likely tokens per position. It corresponds to Tinker's `cross_entropy`
+    with several `target_tokens` per position. Labels only mark the positions that count. The streams are `target_ids`,
+    int64 [R, K], and `target_weights`, float32 [R, K]. Weights may have any sign and sum; a weight of 0 disables a
+    candidate.
 
     The divisor of the loss (`LossOutput.num_tokens`) is the number of labels for the reduction 'mean', and 0 (no
     division) for 'sum'. There are no metrics.
@@ -33,7 +34,7 @@ class SoftCrossEntropyLoss(Loss):
         self.reduction = check_choice('reduction', reduction, ('mean', 'sum'))
 
     def __call__(self, batch: LossBatch) -> LossOutput:
-        """Return the weighted sum."""
+        """Return the negative weighted sum and its divisor."""
         targets_RK = batch.weights_R[:, None] * batch.stream('target_weights')
         loss = -(targets_RK * batch.output('candidate_logps')).sum()
         return LossOutput(loss=loss, num_tokens=batch.label_count if self.reduction == 'mean' else 0)

@@ -1,4 +1,4 @@
-"""Preprocessor of GSM8K: grade-school mathematics problems."""
+"""Preprocessor for GSM8K: grade-school mathematics problems."""
 
 from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
@@ -12,7 +12,7 @@ class GSM8KProcessor(RowPreprocessor):
 
     def __init__(self, system: str | None = None, *, add_assistant: bool = False) -> None:
         self.system = system or _SYSTEM
-        """System message with the format of the answer. Default: the final number after '####' in the last line."""
+        """System message with the format of the answer. Default: the final number after '####' on the last line."""
         self.add_assistant = add_assistant
         """Whether the full answer is added as an assistant message (for SFT). Default: False (for RL)."""
 

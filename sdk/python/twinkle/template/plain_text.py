@@ -1,4 +1,4 @@
-"""Texts that are encoded without the chat template."""
+"""Plain text: trajectories that are encoded without the chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from twinkle.template.labels import Span, has_labels
 
 
 def is_text(trajectory: Mapping[str, Any]) -> bool:
-    """Return whether a trajectory is a text, which is encoded without the chat template."""
+    """Return whether a trajectory is plain text, which is encoded without the chat template."""
     return trajectory.get('use_chat_template') is False
 
 
 def joined_texts(messages: Sequence[Mapping[str, Any]], *, begin: str = '', end: str = '') -> RenderedChat:
-    """Concatenate the texts of the messages; the spans are the assistant's texts.
+    """Concatenate the contents of the messages; the spans cover the contents of the assistant's messages.
 
     Args:
-        messages: the messages.
-        begin: text before the first message, unless the message begins with it.
-        end: text that is part of a last message of the assistant, unless the message ends with it.
+        messages: the messages of the trajectory; at least one.
+        begin: text to insert before the first message if the message does not already begin with it.
+        end: text to append to the last message if it is the assistant's and does not already end with it.
     """
     texts = [str(message.get('content', '')) for message in messages]
     if messages[-1].get('role') == 'assistant' and not texts[-1].endswith(end):

@@ -1,4 +1,4 @@
-"""Converts each verb to a call of the engine, and its result to the domain."""
+"""Converts each verb to an engine call, and the engine's result to a domain result."""
 
 from collections.abc import Callable
 from typing import Any

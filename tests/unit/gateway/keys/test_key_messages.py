@@ -1,4 +1,4 @@
-"""Conversion of key messages, with checks of all fields."""
+"""Conversion of API key messages, with checks of all fields."""
 
 from datetime import timedelta
 from typing import Any
@@ -40,7 +40,7 @@ def test_bad_key_request_names_the_field(change: dict[str, Any], field: str) -> 
     assert caught.value.field == field
 
 
-def test_key_request_without_ttl_never_expires() -> None:
+def test_key_without_ttl_never_expires() -> None:
     """An unset ttl converts to None, and repeated scopes count once."""
     request = key_service_pb2.CreateKeyRequest(tenant_id='alice', scopes=[1, 2, 2], ttl=Duration(seconds=60))
     assert key_request_from_proto(request).ttl == timedelta(minutes=1)

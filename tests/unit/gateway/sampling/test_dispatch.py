@@ -43,7 +43,7 @@ async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: boo
 
 
 class Harness:
-    """A dispatcher with samplers that can be lost, and the requests that run on them."""
+    """A dispatcher whose samplers can be lost while they run requests."""
 
     def __init__(self, *replica_ids: str) -> None:
         lease = timedelta(minutes=10)
@@ -101,7 +101,7 @@ def sampling(name: str, **fields: Any) -> Attempt:
     return Attempt(key=KEY, message=name.encode(), **fields)
 
 
-async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
+async def test_request_that_reaches_a_lost_sampler_is_not_suspected() -> None:
     """The loss of a sampler counts as a failure of its running requests, but not of later requests."""
     harness = Harness('a')
     culprit, innocent = sampling('culprit', consecutive_failures=1), sampling('innocent', consecutive_failures=2)
@@ -117,8 +117,8 @@ async def test_request_that_reaches_a_lost_sampler_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize('kind', ['call', 'version'])
-async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
-    """A call that loads an adapter or resolves a version on an already lost sampler is not blamed for the loss."""
+async def test_loading_call_to_a_lost_sampler_is_not_suspected(kind: str) -> None:
+    """A call that is sent to an already lost sampler, to load an adapter or resolve a version, is not suspected."""
     harness, culprit, samplers = Harness('a'), sampling('culprit'), LostSamplers()
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     replica = await harness.dispatch.find(culprit)
@@ -132,8 +132,8 @@ async def test_loading_call_at_a_lost_sampler_is_not_blamed(kind: str) -> None:
 
 
 @pytest.mark.parametrize('is_delivering', [False, True])
-async def test_last_failure_beside_another_request_counts_less(is_delivering: bool) -> None:  # noqa: FBT001
-    """A third lost sampler fails a request, but counts as a quarter if another request without progress ran there."""
+async def test_last_failure_counts_less_if_another_request_ran(is_delivering: bool) -> None:  # noqa: FBT001
+    """A request fails with its third lost sampler, unless another request that ran there may be the cause."""
     harness = Harness('a')
     replica = await harness.dispatch.find(sampling('any'))
     suspect, other = sampling('suspect', consecutive_failures=2), sampling('other', is_delivering=is_delivering)
@@ -149,8 +149,8 @@ async def test_last_failure_beside_another_request_counts_less(is_delivering: bo
     assert (suspect.consecutive_failures, other.consecutive_failures) == (2.25, 1)
 
 
-async def test_request_that_crashes_samplers_beside_others_fails_eventually() -> None:
-    """A request that always runs beside other requests fails after a bounded number of lost samplers."""
+async def test_request_that_crashes_samplers_among_others_fails_eventually() -> None:
+    """A request that always runs together with others fails after a bounded number of lost samplers."""
     harness, suspect = Harness(), sampling('suspect')
     for number in range(6):
         harness.join(f'r{number}')
@@ -184,7 +184,7 @@ async def test_new_requests_let_a_suspected_one_run_first() -> None:
 
 
 async def test_suspect_without_a_sampler_ends_its_turn() -> None:
-    """A suspected request fails if its sampler leaves while it runs, and other requests run once a sampler joins."""
+    """A suspected request fails if its sampler is lost while it waits, and others run once another sampler joins."""
     harness = Harness('a')
     harness.dispatch = Dispatch(harness.membership, replica_wait=timedelta(0), begin_wait=timedelta(0))
     running, suspect = sampling('running'), sampling('suspect', consecutive_failures=2)

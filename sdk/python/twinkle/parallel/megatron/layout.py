@@ -7,9 +7,9 @@ from transformers import PreTrainedConfig
 from twinkle.parallel.megatron.configuration import head_size_of, is_mixture
 
 ATTENTION_LAYERS = ('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'self_attn.o_proj')
-"""Linear layers of an attention layer, in the order of transformers."""
+"""Linear layers of an attention layer, in transformers' order."""
 MLP_LAYERS = ('mlp.gate_proj', 'mlp.up_proj', 'mlp.down_proj')
-"""Linear layers of a gated layer without experts, in the order of transformers."""
+"""Linear layers of a gated layer without experts, in transformers' order."""
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head'
 _EXPERTS = 'mlp.experts'
 _KNOWN_WEIGHTS = re.compile(
@@ -27,7 +27,7 @@ def is_known_weight(name: str) -> bool:
 
 
 def linear_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of all linear layers except the head, by path, in the order of transformers."""
+    """Return the input and output sizes of all linear layers except the head, by path, in transformers' order."""
     hidden, inner, head_size = config.hidden_size, config.intermediate_size, head_size_of(config)
     queries, keys = config.num_attention_heads * head_size, config.num_key_value_heads * head_size
     attention = dict(
@@ -58,7 +58,7 @@ def padded_vocabulary(size: int, rank_count: int) -> int:
 
 
 def stage_layers(layer_count: int, stage: int, stage_count: int) -> range:
-    """Return the layer indexes of a pipeline stage. If the stages are uneven, the first stages have one layer more."""
+    """Return the layer indices of a pipeline stage. If stages are uneven, the first ones have one more layer each."""
     size, more = divmod(layer_count, stage_count)
     begin = stage * size + min(stage, more)
     return range(begin, begin + size + (stage < more))

@@ -25,9 +25,9 @@ class SampleGroup:
     """Maximum number of new tokens. 0: only the prompt is computed."""
     seed: int
     cache_bytes_per_sample: int
-    """Maximum memory of the cache of one sample."""
+    """Maximum size of one sample's cache."""
     scores: 'PromptScores | None' = None
-    """Collector of the prompt's scores. None: another group reports the prompt, or the request is continued."""
+    """Collector of the prompt's scores; None if another group or, after a continuation, another engine reports them."""
     replays: 'Mapping[int, Replay]' = field(default_factory=dict[int, 'Replay'])
     """Samples that another engine started, by index."""
     computed_tokens: int = 0
@@ -69,7 +69,6 @@ class Sequence:
     experts: list[Experts] = field(default_factory=list[Experts])
     """Experts of the computed tokens that follow the prompt, if requested."""
     end_reason: StopReason | None = None
-    """Reason for the end, if another engine sampled the last token. The sequence then ends once its experts are known.
-    """
+    """Stop reason, if another engine sampled the last token. The sequence then ends once its experts are computed."""
     uncomputed_count: int = 1
     """Number of newest tokens that are not in the cache: 1, or more if another engine started the sequence."""
