@@ -1,4 +1,4 @@
-"""A minimal client of the Tinker API, with so little overhead that hundreds of clients can run beside the server.
+"""A minimal client of the Tinker API, with so little overhead that hundreds of clients can run on the server's machine.
 
 It uses aiohttp, because the connection pool of httpx adds seconds to each request if several hundred are in progress.
 """

@@ -24,7 +24,7 @@ _TEXTS = {
     'target': 'hf://me/my-adapter',
     'trace_id': 'dbf032913647ce8984a12f3236bbcdda',
 }
-"""Example values of fields by name; other texts are the name of the field."""
+"""Example values of fields by name; other strings are the name of the field."""
 _TOKENS = {'dtype': 'DTYPE_INT32', 'shape': [1]}
 _PROMPT = {'chat': {'trajectory': {'messages': [{'role': 'ROLE_USER', 'parts': [{'text': 'Who are you?'}]}]}}}
 _MESSAGES: Mapping[str, tuple[object, object]] = {
@@ -57,7 +57,7 @@ class ExampleCalls:
         }
 
     def request(self, message: str, *, is_json: bool) -> dict[str, object]:
-        """Return an example of a message by field; JSON has camel-case names and texts for durations."""
+        """Return an example of a message by field; JSON has camel-case names and strings for durations."""
         contract, descriptor, path = self._messages[message]
         value: dict[str, object] = {}
         for index, field in enumerate(descriptor.field):
@@ -141,13 +141,13 @@ class ExampleCalls:
             return 'AAAAAA==' if is_json else b'\0\0\0\0'
         if kind == 'string':
             return _TEXTS.get(field.name, f'my-{field.name.removesuffix("_id")}')
-        # proto3 JSON writes 64-bit integers as texts.
+        # proto3 JSON writes 64-bit integers as strings.
         is_text = is_json and kind.endswith('64')
         return {'bool': True, 'double': 0.5, 'float': 0.5}.get(kind, '1' if is_text else 1)
 
 
 def _literal(value: Any, scalar: Callable[[Any], str], indent: str = '') -> str:
-    """Return a nested value as a literal, on several lines if it is long; `scalar` writes names, numbers and texts."""
+    """Return a nested value as a literal, on several lines if long; `scalar` writes names, numbers and strings."""
     if not isinstance(value, dict | list) or len(scalar(value)) < _LITERAL_WIDTH:
         return scalar(value)
     inner = f'{indent}    '

@@ -63,7 +63,7 @@ class Gateway:
 
     server: RpcServer
     jobs: Sequence[Job]
-    """Background tasks that run beside the server until it stops."""
+    """Background tasks that run until the server stops."""
     futures: Futures
     http: HttpServer | None = None
     """Server of the HTTP APIs; None if they are disabled."""

@@ -85,7 +85,7 @@ def sha256_of(path: Path) -> str:
 
 
 def write_prefix_sum(path: Path) -> None:
-    """Store the current digest of a growing file in a file beside it. Errors of the file system are ignored."""
+    """Store the current digest of a growing file in a file next to it. Errors of the file system are ignored."""
     with suppress(OSError):
         size_bytes = path.stat().st_size
         staging = path.with_name(f'{path.name}.b3.new')

@@ -290,7 +290,7 @@ def _expressions(connection: DatabaseConnection, table: str, row: str = '') -> t
         return 'quote(name)', 'row_seal(CAST(type AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB))'
     columns = [f'{row}"{column[1]}"' for column in info]
     keys = [f'quote({row}"{column[1]}")' for column in sorted(info, key=lambda item: item[5]) if column[5]]
-    # Texts are read as bytes, because a damaged text may be invalid UTF-8.
+    # Strings are read as bytes, because a damaged string may be invalid UTF-8.
     values = [f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns]
     types = "||','||".join(f'typeof({name})' for name in columns)
     return "||','||".join(keys or [f'quote({row}rowid)']), f'row_seal({types}, {", ".join(values)})'

@@ -59,7 +59,7 @@ def test_chat_streams_its_answer_and_its_counts(tiny_stack: StackState, tenant_k
 
 
 def test_loop_of_the_tracking_page_stores_its_numbers(tiny_stack: StackState, tenant_key: str) -> None:
-    """The first program of docs/tracking.md stores each step's loss and tokens, beside the `train/` metrics."""
+    """The first program of docs/tracking.md stores each step's loss and tokens in addition to the `train/` metrics."""
     program = (ROOT / 'docs' / 'tracking.md').read_text().split('```')[1].removeprefix('python\n')
     model = "MODEL = 'smollm2-135m-instruct'"
     assert model in program

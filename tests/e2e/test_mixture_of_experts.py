@@ -1,4 +1,4 @@
-"""A stack with a mixture of experts: adapters of experts, and routing replay with a sampler's experts."""
+"""A stack with a mixture of experts: expert adapters, and routing replay with a sampler's experts."""
 
 from collections.abc import Iterator
 

@@ -60,7 +60,7 @@ def test_wheel_has_three_packages(installed: Installed) -> None:
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_program_of_a_service_prints_its_fields(installed: Installed, service: str) -> None:
-    """The program runs the code of the wheel, also beside a user's package named `services`."""
+    """The program runs the code of the wheel, even if the user has a package named `services`."""
     done = installed.run(f'twinkle-{service}', '--help')
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.startswith(f'usage: twinkle-{service} [-h]')

@@ -91,7 +91,7 @@ def test_domains_import_only_the_standard_library() -> None:
 
 
 def test_services_are_imported_by_their_installed_name() -> None:
-    """No module imports the folder `services`, whose classes would exist twice beside those of `twinkle_services`."""
+    """No module imports the folder `services`, whose classes would be duplicates of those in `twinkle_services`."""
     offenders = [
         f'{module.path}:{line}: {name}'
         for module in modules()

@@ -1,4 +1,4 @@
-// Texts of the messages of chats.
+// Conversion of chat messages to text.
 import { type ContentPart, type Message, Role } from 'twinkle-grpc/api/data/v1/message_pb';
 import { lower } from './format';
 import { plain } from './json';

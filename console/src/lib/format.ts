@@ -1,4 +1,4 @@
-// Texts of numbers, sizes and times.
+// Formatting of numbers, sizes and times.
 import type { Duration, Timestamp } from '@bufbuild/protobuf/wkt';
 
 const grouped = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });

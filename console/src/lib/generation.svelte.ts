@@ -39,7 +39,7 @@ export class Generation {
     const { signal } = this.#control;
     const vocabulary = vocabularyOf(request.baseModel ?? '');
     const decoder = new TokenDecoder(vocabulary);
-    // Texts of tokens are read concurrently with the stream, so that the stream is not delayed.
+    // Token texts are read concurrently with the stream, so that the stream is not delayed.
     let added = Promise.resolve();
     try {
       for await (const { event } of client.sample(request, { signal })) {

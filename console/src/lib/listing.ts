@@ -14,7 +14,7 @@ export interface RunPage {
 const PAGE_SIZE = 50;
 const SEARCHED_RUNS = 1000;
 
-/** Lists a page of runs. The server cannot search for texts, so a text is searched in the newest matching runs. */
+/** Lists a page of runs. The server cannot search for text, so the newest matching runs are searched here. */
 export async function listRuns(filter: RunFilter, pageToken: string, signal: AbortSignal): Promise<RunPage> {
   const text = filter.text.trim().toLowerCase();
   const request = {

@@ -69,7 +69,7 @@ export class GroupReader {
 
 export interface ShownRollout {
   response: GetRolloutResponse;
-  /** Empty without tokens, or if the texts of the tokens are not available. */
+  /** Empty without tokens, or if the token texts are not available. */
   tokens: RolloutToken[];
 }
 
@@ -79,7 +79,7 @@ export interface ShownGroup {
   rollouts: ShownRollout[];
   /** Text of the prompt's tokens. Empty if the prompt has another form, or no tokens. */
   promptText: string;
-  /** Why the texts of tokens are not available. Empty if they are available. */
+  /** Why the token texts are not available. Empty if they are available. */
   missing: string;
 }
 
@@ -125,7 +125,7 @@ export class GroupContent {
     return { key: groupKey(group), rollouts: shown, promptText, missing };
   }
 
-  /** Loads the texts of all tokens, and returns why they are not available. */
+  /** Loads all token texts, and returns why they are not available. */
   async #loadTexts(responses: GetRolloutResponse[], signal: AbortSignal): Promise<string> {
     const ids = responses.flatMap(({ rollout }) => elements(rollout?.tokenIds)).concat(promptIds(responses[0]));
     if (ids.length && !hasScope('sample')) {

@@ -1,4 +1,4 @@
-// The texts of tokens. They never change for a base model.
+// The token texts of a base model, which never change.
 import type { TokenForm } from 'twinkle-grpc/api/sampler/v1/sampling_pb';
 import { sampler } from './rpc';
 import { int32Tensor } from 'twinkle-grpc';

@@ -1,4 +1,4 @@
-// Writes two modules beside the types that buf generates: the deadlines of the methods, which service_config.json defines
+// Writes two modules next to the types that buf generates: the methods' deadlines, which service_config.json defines
 // for all clients, and a registry of all messages.
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 

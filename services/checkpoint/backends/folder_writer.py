@@ -1,7 +1,7 @@
 """Writes one state into a PEFT folder as its chunks arrive, and commits it with its record.
 
 The weights are written to `adapter_model.safetensors`, or to `model.safetensors` for full-parameter weights, and the
-trainer's section to `trainer_state.safetensors`. Neither section is collected in memory. The record beside the folder
+trainer's section to `trainer_state.safetensors`. Neither section is collected in memory. The record next to the folder
 is written last and makes the state visible.
 """
 
@@ -35,13 +35,13 @@ from twinkle_services.kit.worker import Threads
 _log = structlog.get_logger('folders')
 
 TRAINER_STATE_FILE = 'trainer_state.safetensors'
-"""The trainer's section of a state, beside the PEFT files; PEFT ignores it."""
+"""The trainer's section of a state, next to the PEFT files; PEFT ignores it."""
 MANIFEST_FILE = 'manifest.json'
 """Manifest of the state, and the digest of its weights."""
 DIGESTS_FILE = 'b3sums'
 """Digests of all other files of the folder when they were written, in the format of the command `b3sum --check`."""
 RECORD_FILE = 'record.json'
-"""Record of a committed state, beside the folder that it names."""
+"""Record of a committed state, next to the folder that it names."""
 
 
 class FolderWriter:

@@ -1,7 +1,7 @@
 """Reads the adapter in an archive from an untrusted source.
 
 No file is unpacked under a name from the archive: the two files of a PEFT folder are located inside it, validated
-completely, and read in place. A compressed archive is first decompressed to a file beside it, up to a size limit.
+completely, and read in place. A compressed archive is first decompressed to a file next to it, up to a size limit.
 """
 
 import tarfile
@@ -70,7 +70,7 @@ def open_adapter(path: Path, base_model: str, threads: Threads, *, limit_bytes: 
     """Open the adapter inside the archive at `path`.
 
     Args:
-        path: The archive; a compressed one is decompressed to a temporary file beside it.
+        path: The archive; a compressed one is decompressed to a temporary file next to it.
         base_model: Base model that the adapter belongs to.
         threads: Threads in which the returned source reads.
         limit_bytes: Maximum uncompressed size of a compressed archive.

@@ -211,7 +211,7 @@ class DiskDatasets:
 
 
 def _write_owner(folder: Path, tenant_id: str) -> None:
-    """Store a dataset's owner beside its record, so that the owner can delete it even if the record is damaged."""
+    """Store a dataset's owner next to its record, so that the owner can delete it even if the record is damaged."""
     if not (folder / _OWNER).exists():
         (folder / _OWNER).write_bytes(with_checksum(tenant_id.encode()))
 

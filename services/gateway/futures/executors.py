@@ -45,7 +45,7 @@ class ExecuteOperation:
         self._sent: dict[str, int] = {}
         """Numbers of the operations that are being sent or run, by the id of the future."""
         self._unnumbered: set[str] = set()
-        """Ids of futures that need a number, because they have no number or did not run under their number."""
+        """Ids of futures that need a sequence number: they have none, or did not run under the one they had."""
         self._stopped: set[str] = set()
         """Ids of unnumbered futures that were cancelled."""
         self._last: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()

@@ -158,7 +158,7 @@ def _chat(prompt: sampling_pb2.Prompt) -> sampling_pb2.Prompt:
         InvalidField: the prompt consists of tokens.
     """
     if not prompt.text:
-        raise InvalidField('input_role', 'is accepted only with texts, because tokens are not rendered; leave it out')
+        raise InvalidField('input_role', 'is accepted only with strings, because tokens are not rendered; leave it out')
     message = message_pb2.Message(role=message_pb2.ROLE_USER, parts=[message_pb2.ContentPart(text=prompt.text)])
     return sampling_pb2.Prompt(chat=sampling_pb2.ChatPrompt(trajectory=message_pb2.Trajectory(messages=[message])))
 

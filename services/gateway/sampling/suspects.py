@@ -170,7 +170,7 @@ class Suspects:
         """Return how much the loss of a replica counts as a failure of one of its requests.
 
         A loss does not count for requests that reached the replica later. The last failure before a request is given
-        up counts less if another request may be the cause, so a request that only ran beside the cause can succeed.
+        up counts less if another request may be the cause, so a request that only ran next to the cause can succeed.
         """
         now, own_count = asyncio.get_running_loop().time(), 0 if attempt.is_delivering else 1
         loss = self._losses.get(replica.replica_id)

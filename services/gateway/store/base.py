@@ -75,7 +75,7 @@ class EnumName(TypeDecorator[Member]):
 
 
 class TextTuple(TypeDecorator[tuple[str, ...]]):
-    """Tuple of texts, stored as a JSON list."""
+    """Tuple of strings, stored as a JSON list."""
 
     impl = JSON
     cache_ok = True

@@ -30,7 +30,7 @@ class DomainError(Exception):
     _disposition = cast('Disposition | None', None)
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the integers and the non-empty texts among the fields, as strings with lowerCamelCase keys."""
+        """Return the integers and the non-empty strings among the fields, as strings with lowerCamelCase keys."""
         pairs = ((item.name, getattr(self, item.name)) for item in fields(self))
         return {_camel(name): str(value) for name, value in pairs if isinstance(value, str | int) and value != ''}
 

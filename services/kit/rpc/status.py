@@ -26,7 +26,7 @@ DISPOSITION_KEY = 'disposition'
 """Key of the disposition in `ErrorInfo.metadata`; see `twinkle.api.error.v1.Disposition`."""
 _MESSAGE_BYTES = 600
 _FACT_BYTES = 300
-"""Limits of texts in a status, which is sent as trailing metadata. gRPC limits the metadata of a call to 8 KiB."""
+"""Limits on strings in a status, which is sent as trailing metadata. gRPC limits the metadata of a call to 8 KiB."""
 
 
 @error_class()
@@ -61,7 +61,7 @@ class ForwardedError(DomainError):
 def status_from_error(error: DomainError) -> status_pb2.Status:
     """Return the status of `error`. Its details are an `ErrorInfo`, followed by the other details that apply.
 
-    Long texts are truncated, because callers control the length of some of them.
+    Long strings are truncated, because callers control the length of some of them.
     """
     status = status_pb2.Status(code=int(error.code), message=_truncated(str(error), _MESSAGE_BYTES))
     metadata = {key: _truncated(value, _FACT_BYTES) for key, value in error.metadata().items()}

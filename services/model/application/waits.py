@@ -29,7 +29,7 @@ class ChangeNotifier:
 
 
 class ShortWork:
-    """Tracks short work on the engine, such as creating or parking an adapter, which takes several calls of the engine.
+    """Tracks short work on the engine, such as creating or parking an adapter, which takes several engine calls.
 
     Within a time limit, no pass starts between these calls. Short work therefore waits only for the pass that runs when
     the work begins.

@@ -122,7 +122,7 @@ async def test_recorded_outcome_is_bitwise_unchanged(reopen):
 
 
 async def test_number_of_a_revoked_operation_is_available(reopen):
-    """A revoked operation is deleted, and another operation may use its number."""
+    """A revoked operation is deleted, and another operation may use its sequence number."""
     journal = await reopen()
     await add(journal, make_adapter())
     await journal.accept(batch_operation(1))

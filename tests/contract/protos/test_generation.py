@@ -72,7 +72,7 @@ def test_each_contract_has_the_options_of_a_language(language: str, expected: An
 
 @pytest.fixture(scope='module')
 def pool(tmp_path_factory: pytest.TempPathFactory) -> DescriptorPool:
-    """A pool with the contracts and the files beside them, and nothing from installed packages."""
+    """A pool with the contracts and the files next to them, and nothing from installed packages."""
     image = tmp_path_factory.mktemp('image') / 'image.binpb'
     subprocess.run([BUF, 'build', '--as-file-descriptor-set', '--output', image], cwd=ROOT, check=True)
     built = DescriptorPool()

@@ -1,7 +1,7 @@
 """Injects faults for N seeds, and counts violations: `./run faults [N] [--transfers | --gateway | --ranks [PLAN]]`.
 
 By default, the faults affect the model service. With `--transfers` they affect weight transfers to samplers, with
-`--gateway` the gateway during a program of the Tinker SDK, and with `--ranks` one process of a model service that has
+`--gateway` the gateway during a Tinker SDK program, and with `--ranks` one process of a model service that has
 several processes.
 """
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, by default 2')
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
-    kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a program of the Tinker SDK')
+    kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a Tinker SDK program')
     kinds.add_argument(
         '--ranks',
         nargs='?',

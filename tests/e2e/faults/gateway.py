@@ -1,4 +1,4 @@
-"""A program of the Tinker SDK; its gateway is killed, or has a full disk, at seeded times."""
+"""A Tinker SDK program whose gateway is killed, or runs out of disk space, at seeded times."""
 
 import logging
 import os

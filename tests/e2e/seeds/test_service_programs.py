@@ -21,7 +21,7 @@ _PAGE_URL = 'http://localhost:8000'
 _MAX_STEPS = 10
 """Number of times that the GRPO programs save weights."""
 _EPOCHS = 3
-"""Number of epochs of the programs of the Tinker SDK."""
+"""Number of epochs of the Tinker SDK programs."""
 
 
 @pytest.mark.parametrize('language', LANGUAGES)
@@ -43,7 +43,7 @@ def test_grpo_program_trains_and_saves(language: str, stack: StackState, run_pro
 
 @pytest.mark.parametrize('language', LANGUAGES)
 def test_tinker_program_trains_and_saves(language: str, stack: StackState, run_program: RunProgram) -> None:
-    """The program of the Tinker SDK saves a checkpoint for each of its three epochs."""
+    """The Tinker SDK program saves a checkpoint for each of its three epochs."""
     replaced = {_PAGE_URL: stack.http_url, 'your-api-key': stack.read_api_key()}
     run = run_program(f'{language}/tinker_sft', replaced=replaced)
     assert program_status(run.code, '') == 0, run.out

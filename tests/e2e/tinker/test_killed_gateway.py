@@ -1,4 +1,4 @@
-"""Kills the gateway during a program of the Tinker SDK. The results must equal those of a run without kills.
+"""Kills the gateway during a Tinker SDK program. The results must equal those of a run without kills.
 
 `./run faults N --gateway` does the same for N seeds.
 """

@@ -96,7 +96,7 @@ async def fuzzed(tmp_path: Path, tiny_llama_dir: Path) -> AsyncIterator[Fuzzed]:
 
 
 def known_of(ids: Sequence[Ids]) -> dict[str, list[str]]:
-    """Return known values by field name; the empty name has the known texts for all other fields."""
+    """Return known values by field name; the empty name has the known strings for all other fields."""
     paths = [f'twinkle://{item.model}/weights/best' for item in ids]
     return {
         '': [text for item in ids for text in vars(item).values()],
@@ -192,7 +192,7 @@ async def test_routes_refuse_random_bodies(fuzzed: Fuzzed, number: int, data: st
 @many_examples
 @given(data=st.data())
 async def test_routes_refuse_random_paths_and_queries(fuzzed: Fuzzed, number: int, data: st.DataObject) -> None:
-    """Hostile texts and known ids in path and query parameters cause no server error."""
+    """Hostile strings and known ids in path and query parameters cause no server error."""
     del number
     ids = await fuzzed.ids()
     verb, path = data.draw(st.sampled_from(routes_of(fuzzed.deployment)))

@@ -210,7 +210,7 @@ async def test_repeated_creation_at_another_gateway_returns_its_adapter(deployme
 
 
 async def test_saves_beyond_the_storage_quota_are_refused(deployment: Deployment) -> None:
-    """Saves, copies and uploads beyond the storage quota are refused; a refused save does not use its number."""
+    """Saves, copies and uploads beyond the storage quota are refused; the save does not consume its sequence number."""
     await deployment.create('r1')
     await deployment.allow(stored_bytes=1)
     first = await deployment.execute(1, save=operation_pb2.Save(name='one'))

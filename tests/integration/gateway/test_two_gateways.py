@@ -229,7 +229,7 @@ async def test_futures_of_another_gateway_count_until_they_finish(storage: Share
 
 
 async def test_gateway_with_another_payload_folder_does_not_start(storage: SharedStorage, tmp_path: Path) -> None:
-    """A gateway with a different folder of payloads does not start beside a working gateway, but starts alone."""
+    """A gateway with a different folder of payloads does not start while another gateway runs, but starts alone."""
     async with storage.gateway():
         with pytest.raises(PayloadsNotShared):
             async with storage.gateway(folder=tmp_path / 'other'):

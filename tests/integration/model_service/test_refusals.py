@@ -280,7 +280,7 @@ async def test_adapter_of_another_tenant_is_not_found(service):
 
 
 async def test_order_repeats_and_gaps(service):
-    """A repeat returns the recorded result, another operation with its number is refused, and a gap fails."""
+    """A repeat returns the recorded result; a different operation with the same number, and a gap, are refused."""
     adapter_id = (await service.create()).adapter_id
     first = await service.result(adapter_id, 1, forward_backward=GOOD)
     repeated = await service.result(adapter_id, 1, forward_backward=GOOD)

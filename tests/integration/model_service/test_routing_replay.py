@@ -91,7 +91,7 @@ async def test_wrong_experts_are_refused_by_name(tmp_path: Path, change, problem
 
 
 async def test_dense_model_refuses_experts(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A base model without experts refuses given experts, and the request to return experts."""
+    """A base model without experts refuses to replay experts and to return them."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         adapter_id = (await model.create()).adapter_id
         experts = [np.zeros((len(feature['input_ids']), 1, 1), np.uint8) for feature in FEATURES]

@@ -110,7 +110,7 @@ async def test_wrong_sha256_is_refused_with_its_field(service, fields, reason, f
 
 
 async def test_upload_is_private_to_its_tenant(service):
-    """A tenant cannot use another tenant's upload, and the refused operation does not use its number."""
+    """A tenant cannot use another tenant's upload, and the refused operation does not consume its number."""
     data = batch_of(BATCH).features.SerializeToString()
     await service.training.UploadBatch(parts(data), metadata=ALICE)
     adapter_id = (await service.create(tenant='bob')).adapter_id

@@ -31,7 +31,7 @@ def test_every_mesh_gives_the_digest_of_one_process(model_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_adapters_of_experts_have_the_digest_of_one_process(tmp_path: Path) -> None:
-    """Meshes of two replicas and of two shards give the results of one process for adapters of experts."""
+    """Meshes of two replicas and of two shards give the results of one process for expert adapters."""
     found = _equal_digests(build_mixture(tmp_path), mesh_count=3, count=2)
     assert max(found[1, 2]['held_shares']) < 0.52
 

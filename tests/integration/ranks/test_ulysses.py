@@ -78,7 +78,7 @@ def test_every_mesh_is_close_to_one_process(model_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_experts_run_the_rows_of_their_rank(tmp_path: Path) -> None:
-    """Adapters of experts have the gradients of one process within rounding, and equal digests on all meshes."""
+    """Expert adapters have the gradients of one process within rounding, and equal digests on all meshes."""
     found = _run(build_mixture(tmp_path), 'dp x ulysses', 'fsdp x ulysses')
     for line in found.values():
         _check_close(line)

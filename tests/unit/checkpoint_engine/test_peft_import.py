@@ -161,7 +161,7 @@ def test_unsupported_features_are_refused_by_name(base, tmp_path, options, offen
 
 
 def test_a_pickle_file_is_never_opened(base, tmp_path):
-    """A folder with only pickled weights is refused; a pickle beside safetensors is ignored."""
+    """A folder with only pickled weights is refused; a pickle next to safetensors is ignored."""
     saved_by_peft(base, tmp_path / 'a', target_modules=['q_proj'])
     shutil.copy(tmp_path / 'a' / ADAPTER_MODEL_FILE, tmp_path / 'kept')
     (tmp_path / 'a' / ADAPTER_MODEL_FILE).rename(tmp_path / 'a' / 'adapter_model.bin')

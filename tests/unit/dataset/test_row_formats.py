@@ -127,7 +127,7 @@ def test_rewards_find_their_inputs(tiny_llama_dir: Path) -> None:
         ([{'prompt': 'a', 'completion': 'b'}, {'text': 'c'}], InvalidRow, r'rows\[1\]\.prompt is missing: .* has text'),
         (
             [{'prompt': 'a', 'completion': [BLUE]}], InvalidRow,
-            r'rows\[0\]\.prompt and the other columns must be all texts or .*; prompt is text, completion is list',
+            r'rows\[0\]\.prompt and the other columns must be all strings or .*; prompt is text, completion is list',
         ),
         ([{'prompt': [SKY], 'chosen': 'a', 'rejected': 'b'}], InvalidRow, 'prompt is list, chosen is text'),
         ([{'prompt': [{'text': 'a'}]}], InvalidRow, r'rows\[0\]\.prompt must be text or a list of messages, got list'),
@@ -204,7 +204,7 @@ def test_files_with_nested_columns_are_read(suffix: str, tmp_path: Path, tiny_ll
 
 
 def test_chats_beside_a_question_as_text_are_pairs(tiny_llama_dir: Path) -> None:
-    """Two complete chats beside a text are a pair, and their common beginning is the prompt."""
+    """Two complete chats in addition to a text are a pair, and their common beginning is the prompt."""
     row = {'prompt': 'Sky?', 'prompt_id': 'a1', 'chosen': [SKY, BLUE], 'rejected': [SKY, GREEN]}
     dataset = opened(DatasetMeta(data=[row]), tiny_llama_dir)
     dataset.encode()

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_uploaded_unchanged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configuration and texts are uploaded, but no pickles, code, links or ignored files."""
+    """Configuration and text files are uploaded, but no pickles, code, links or ignored files."""
     with running_hub() as hub:
         monkeypatch.setenv('HF_ENDPOINT', hub.url)
         uploaded = upload(folder, 'hf://org/name', token=TOKEN, ignore=('twinkle_*', '.*'))

@@ -82,7 +82,7 @@ def test_recorded_experts_give_bitwise_the_recorded_results(engine):
 
 
 def test_replayed_experts_stay_when_the_routers_change(engine):
-    """A replayed pass uses the given experts with the changed routers' weights, and does not affect other passes."""
+    """A replayed pass uses the recorded experts with the changed routers' weights, and does not affect other passes."""
     before = engine.forward_only('a', features(), options=RECORDED)
     experts = before.outputs['routed_experts']
     perturb(engine)

@@ -1,4 +1,4 @@
-"""The size of the factors of experts is limited, because each expert has factors of this rank."""
+"""The size of expert factors is limited, because each expert has factors of this rank."""
 
 import pytest
 

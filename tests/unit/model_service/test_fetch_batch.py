@@ -264,7 +264,7 @@ async def test_tenants_do_not_wait_for_each_others_batches():
 
 
 async def test_number_is_used_on_the_current_adapter_state():
-    """If a failed fetch uses its number, a change of the adapter during the fetch is kept."""
+    """If a failed fetch consumes its sequence number, a change of the adapter during the fetch is kept."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1, consumed=5))

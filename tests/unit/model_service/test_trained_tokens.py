@@ -84,7 +84,7 @@ async def test_refused_and_repeated_operations_are_not_counted():
 
 
 async def test_refused_save_beyond_the_quota_does_not_use_its_number():
-    """A refused save beyond the quota does not use its number; a repeat of a recorded save returns its result."""
+    """A save beyond the quota does not consume its sequence number; a repeat of a recorded save returns its result."""
     service = await start(MemoryJournal(), StrictStore())
     await create(service)
     unlimited = journals.operation(1, ADAPTER, save=wire.Save(name='a'))

@@ -124,7 +124,7 @@ async def _wait(verbs: ModelService, adapter: Adapter, number: int) -> Any:
 
 
 async def test_cancel_at_the_scheduler_frees_the_number() -> None:
-    """An operation that is cancelled in the scheduler never runs, and another operation can use its number."""
+    """An operation that is cancelled in the scheduler never runs, and another operation can use its sequence number."""
     ports = FakePorts()
     verbs = ports.verbs()
     busy, adapter = await _adapters(verbs, 2)

@@ -1,4 +1,4 @@
-"""Adapters of the stacked weights of experts: comparison with peft, isolation, files, merging and training.
+"""Adapters of stacked expert weights: comparison with peft, isolation, files, merging and training.
 
 Legend: T tokens, V vocabulary.
 """
@@ -124,7 +124,7 @@ def test_adapters_in_one_pass_give_the_results_of_peft(folder, model, tmp_path):
 
 @pytest.mark.parametrize(('dtype', 'longest', 'seeds'), [('float32', 60, (0, 1, 2)), ('bfloat16', 12, (0,))])
 def test_results_in_a_mix_are_bitwise_equal_to_results_alone(folder, dtype, longest, seeds):
-    """Results and gradients of adapters of experts do not depend on the other adapters of a pass."""
+    """Results and gradients of expert adapters do not depend on the other adapters of a pass."""
     model = PackedCausalLM.load(folder, dtype=dtype)
     targets = isolation.EXPERT_TARGETS
     found = [isolation.violations(model, seed, longest=longest, targets=targets) for seed in seeds]

@@ -14,7 +14,7 @@ def lines_of(path: Path) -> list[dict[str, float]]:
 
 
 def test_files_are_named_after_the_project_and_the_run(tmp_path):
-    """The numbers and the description of a run are two files beside each other in the project's folder."""
+    """The numbers and the description of a run are two adjacent files in the project's folder."""
     with open_tracker('jsonl', folder=tmp_path, project='names', run_id='r-1', config={'lr': 0.5}) as tracker:
         tracker.log({'loss': 1.5}, step=3)
     assert sorted(path.name for path in (tmp_path / 'names').iterdir()) == ['r-1.json', 'r-1.jsonl']

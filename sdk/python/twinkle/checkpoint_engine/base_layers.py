@@ -16,7 +16,7 @@ _HEAD, _EMBEDDINGS = 'lm_head.weight', 'model.embed_tokens.weight'
 def layer_shapes(base: ModelFolder) -> Shapes:
     """Return the shape of each floating-point matrix and stack of matrices of the model, by name.
 
-    Linear layers have the shape `(out, in)`, and stacked weights of experts `(experts, out, in)`. An output head that
+    Linear layers have the shape `(out, in)`, and stacked expert weights `(experts, out, in)`. An output head that
     is tied to the embeddings is included with the shape of the embeddings.
     """
     shapes = {
@@ -59,7 +59,7 @@ def check_fit(base: Shapes | None, adapter: Shapes, config: LoraConfig, *, max_r
 def base_weights_of(layer: AdapterLayer, names: Container[str]) -> dict[str, tuple[int, ...]]:
     """Return the names and the shapes of the weights of the base model that an adapted layer changes.
 
-    A folder contains the weights of experts either stacked or, like most folders, separately for each expert.
+    A folder contains the expert weights either stacked or, like most folders, separately for each expert.
 
     Args:
         layer: the layer.

@@ -52,7 +52,7 @@ class AdapterLayer:
     """An adapted weight of the base model."""
 
     path: str
-    """Path of the linear layer, or of the stacked weights of experts."""
+    """Path of the linear layer, or of the stacked expert weights."""
     tensor_path: str
     """Path in the names of the tensors; it differs from `path` for experts only."""
     rank: int
@@ -133,7 +133,7 @@ def layer_path(name: str) -> str:
 
 
 def is_expert_tensor(path: str) -> bool:
-    """Return whether a path in the name of a tensor belongs to the stacked weights of experts."""
+    """Return whether a path in the name of a tensor belongs to the stacked expert weights."""
     return path.replace(f'.{NESTED}', '').rpartition('.')[2] == EXPERTS
 
 

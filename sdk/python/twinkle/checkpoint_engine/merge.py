@@ -4,7 +4,7 @@ For each adapted layer, `W + scaling B A` is computed in float32, one block of r
 copied, or converted to the requested dtype. Memory use is independent of the size of the model: a few blocks, and the
 weights to merge in float32.
 
-The output is written to a temporary folder beside the target and renamed when it is complete. An interrupted merge
+The output is written to a temporary folder next to the target and renamed when it is complete. An interrupted merge
 resumes after the last complete file, and repeating a finished merge has no effect.
 """
 

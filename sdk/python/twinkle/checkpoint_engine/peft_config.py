@@ -72,7 +72,7 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
     """Return the content of an `adapter_config.json` from which PEFT can rebuild the adapter.
 
     `all-linear` and the other groups are expanded to module names, as in PEFT, because other tools do not support
-    groups. Stacked weights of experts are written to `target_parameters`. The seed is not written, because PEFT has no
+    groups. Stacked expert weights are written to `target_parameters`. The seed is not written, because PEFT has no
     field for it.
 
     Args:
@@ -105,7 +105,7 @@ def adapter_config_json(config: LoraConfig, *, base_model: str, tensor_names: It
 
 
 def _expanded_targets(config: LoraConfig, tensor_names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names of modules without groups, and the names of stacked weights of experts."""
+    """Return the names of modules without groups, and the names of stacked expert weights."""
     # PEFT treats a single string as a regular expression; here it is a name.
     targets = [config.target_modules] if isinstance(config.target_modules, str) else list(config.target_modules)
     parameters = [name for name in targets if is_expert_weight(name)]

@@ -32,7 +32,7 @@ def write_peft_folder(
 ) -> None:
     """Write an adapter folder, replacing an existing folder.
 
-    The files are written and synced in a new folder inside a temporary folder beside `path`. The new folder is then
+    The files are written and synced in a new folder inside a temporary folder next to `path`. The new folder is then
     renamed to `path`. A crash leaves the old or the new folder or, between the two renames, no folder at `path`; the
     old folder is then in the temporary folder. A crash never leaves an incomplete folder at `path`.
 

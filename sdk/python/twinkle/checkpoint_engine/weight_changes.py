@@ -43,12 +43,12 @@ class LoraChange:
 
 @dataclass(frozen=True)
 class StackedChange:
-    """Changes of the stacked weights of experts, in which a row contains the weight of one expert."""
+    """Changes of the stacked expert weights, in which a row contains the weight of one expert."""
 
     by_expert: Sequence[LoraChange]
 
     def changed(self, rows: Rows, begin: int) -> Rows:
-        """Return the weights of the experts with their updates added."""
+        """Return the expert weights with their updates added."""
         changes = self.by_expert[begin : begin + len(rows)]
         inputs = changes[0].a.shape[1]
         new = [change.changed(row.reshape(-1, inputs), 0) for change, row in zip(changes, rows, strict=True)]

@@ -16,7 +16,7 @@ ALL_ATTENTION = 'all-attention'
 ALL_MLP = 'all-mlp'
 """Every linear layer that belongs neither to attention nor to the output head."""
 ALL_EXPERTS = 'all-experts'
-"""The stacked weights of the experts of every mixture, which `all-linear` and `all-mlp` do not include."""
+"""The stacked expert weights of every mixture, which `all-linear` and `all-mlp` do not include."""
 OUTPUT_HEAD = 'output-head'
 """The output head. Embeddings that are tied to it do not change."""
 _METHOD = 'LORA'
@@ -72,7 +72,7 @@ class LoraConfig:
     target_modules: str | tuple[str, ...] = ALL_LINEAR
     """One or more names, each from `TARGET_GROUPS` or matched against the end of each module's path.
 
-    Stacked weights of experts are named with their module, such as `experts.down_proj`. PEFT has a separate field
+    Stacked expert weights are named with their module, such as `experts.down_proj`. PEFT has a separate field
     `target_parameters` for them, which `of` adds to this field.
     """
     use_rslora: bool = False
@@ -133,7 +133,7 @@ class LoraConfig:
 
 
 def is_expert_weight(path: str) -> bool:
-    """Return whether a path, or its end, names the stacked weights of experts."""
+    """Return whether a path, or its end, names the stacked expert weights."""
     module, _, name = path.rpartition('.')
     return name in EXPERT_PARAMETERS and module.rpartition('.')[2] == EXPERTS
 
@@ -142,7 +142,7 @@ def expert_names(target_parameters: Any) -> tuple[str, ...]:
     """Return the names in PEFT's `target_parameters`.
 
     Raises:
-        ValueError: a name does not end with the name of stacked weights of experts.
+        ValueError: a name does not end with the name of stacked expert weights.
     """
     names = cast(list[Any], list(target_parameters or ()))
     if not all(isinstance(name, str) and is_expert_weight(name) for name in names):

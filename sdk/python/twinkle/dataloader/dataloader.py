@@ -182,7 +182,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if self._position.within and not self._is_resuming:
-            # An earlier loop has read this epoch, completely or in part; a new loop starts the next epoch.
+            # An earlier loop has read this epoch, completely or partially; a new loop starts the next epoch.
             self._position = self._source.next_epoch(self._position)
         self._is_resuming = False
         for batch, position in self._source.batches(self._position):

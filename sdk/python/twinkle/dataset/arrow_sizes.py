@@ -89,7 +89,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _length_of_texts(array: Any) -> int:
-    """Return an upper bound on the memory of all characters: one byte each in ASCII texts, four in others."""
+    """Return an upper bound on the memory of all characters: one byte each in ASCII strings, four in others."""
     texts = array.dictionary if pa.types.is_dictionary(array.type) else array
     byte_counts = _COMPUTE.binary_length(texts).cast(pa.int64())
     character_counts = _COMPUTE.utf8_length(texts).cast(pa.int64())

@@ -1,6 +1,6 @@
 """Supported types of Arrow columns, and the conversion of their values to JSON values.
 
-Dates, times and decimals become texts, and maps with texts as keys become objects; docs/datasets.md lists all types.
+Dates, times and decimals become strings, and maps with string keys become objects; docs/datasets.md lists all types.
 All other types are refused with an error that names the column.
 """
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -27,7 +27,7 @@ _BINARY = (
     pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view,
 )  # fmt: skip
 _TEXT_INDICES = pa.dictionary(pa.int32(), pa.string())
-"""Type in which texts are read from Parquet files."""
+"""Type in which strings are read from Parquet files."""
 
 
 def refuse_duplicates(names: Sequence[str], location: str = '') -> None:
@@ -49,7 +49,7 @@ def refuse_duplicates(names: Sequence[str], location: str = '') -> None:
 def json_types(schema: Any) -> tuple[Any, Any]:
     """Return two schemas; casting a table to the first and then to the second makes its rows JSON values.
 
-    The first schema converts time zones to UTC, and the second schema converts values to texts.
+    The first schema converts time zones to UTC, and the second schema converts values to strings.
 
     Raises:
         DatasetError: two columns have the same name, or a column is nested too deeply or has a type that rows cannot
@@ -83,7 +83,7 @@ def _converted(path: str, kind: Any, convert: _Convert, depth: int = 1) -> Any:
         return pa.struct([field.with_type(converted) for field, converted in inner])
     if pa.types.is_map(kind):
         if not pa.types.is_string(kind.key_type) and kind.key_type != _TEXT_INDICES:
-            raise _refusal(path, kind, 'use texts as the keys of the map')
+            raise _refusal(path, kind, 'use strings as the keys of the map')
         item = _converted(f'{path}.value', kind.item_type, convert, depth + 1)
         return pa.map_(kind.key_field.with_type(pa.string()), kind.item_field.with_type(item))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -109,10 +109,10 @@ def _as_json(path: str, kind: Any) -> Any:
     if any(is_kind(kind) for is_kind in _WRITTEN_AS_TEXT):
         return pa.string()
     if any(is_kind(kind) for is_kind in _BINARY):
-        raise _refusal(path, kind, 'store texts as UTF-8 strings, or remove the column')
+        raise _refusal(path, kind, 'encode strings as UTF-8, or remove the column')
     if pa.types.is_duration(kind) or pa.types.is_interval(kind):
         raise _refusal(path, kind, 'store the length as a number')
-    raise _refusal(path, kind, 'store plain numbers, texts, lists and structs')
+    raise _refusal(path, kind, 'store plain numbers, strings, lists and structs')
 
 
 def _refusal(path: str, kind: Any, cure: str) -> DatasetError:

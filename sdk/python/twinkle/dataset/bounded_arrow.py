@@ -28,7 +28,7 @@ _FILE_MAGIC = b'ARROW1\0\0'
 
 
 def csv_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
-    """Yield the rows of a CSV file; dates and times stay texts. See `bounded_rows`."""
+    """Yield the rows of a CSV file; dates and times stay strings. See `bounded_rows`."""
     _check_header(path)
     with held(bounds, _bytes_of_csv_table(path)), _readable(path, 'a CSV file with a header line'):
         table = _csv_table(path, {})
@@ -73,7 +73,7 @@ def parquet_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
             _check_metadata(file.metadata, at_least, bounds)
             json_types(file.schema_arrow)
             texts = _text_columns(file.metadata)
-        # A repeated text stays a dictionary index, so a batch takes little memory until its texts are charged.
+        # A repeated string stays a dictionary index, so a batch takes little memory until its strings are charged.
         with pa_parquet.ParquetFile(path, read_dictionary=texts) as file:
             types = json_types(file.schema_arrow)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -88,7 +88,7 @@ def _check_metadata(metadata: Any, size_bytes: int, bounds: RowBounds) -> None:
 
 
 def _text_columns(metadata: Any) -> list[str]:
-    """Return the paths of the columns that contain texts or bytes."""
+    """Return the paths of the columns that contain strings or bytes."""
     columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
     return [column.path for column in columns if column.physical_type == 'BYTE_ARRAY']
 

@@ -129,7 +129,7 @@ def refuse_unwritable(path: Path, file_format: str | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with numpy arrays and scalars converted to lists and numbers, and with texts as keys, for JSON."""
+    """Return a value for JSON: numpy arrays and scalars become lists and numbers, and all keys are strings."""
     if isinstance(value, np.ndarray | np.generic):
         return cast('Any', value.tolist())
     if isinstance(value, Mapping):

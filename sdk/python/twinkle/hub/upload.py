@@ -1,6 +1,6 @@
 """Upload a local folder to a repository on a hub.
 
-Only the files of a model are uploaded: weights in safetensors, configuration, tokenizer and texts. Each hub is accessed
+Only a model's files are uploaded: weights in safetensors, configuration, tokenizer and text files. Each hub is accessed
 with its own client.
 """
 

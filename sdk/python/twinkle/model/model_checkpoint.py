@@ -1,7 +1,7 @@
 """A full-parameter run as a folder: a float32 model in the Hugging Face layout, and the state for resuming.
 
 `torch.distributed.checkpoint` (DCP) writes and reads the tensors in its safetensors format, so nothing is pickled. The
-weights are ordinary model files. The state for resuming is in the folder `trainer_state`. A folder is written beside
+weights are ordinary model files. The state for resuming is in the folder `trainer_state`. A folder is written next to
 its target and renamed when it is complete; `b3sums` has the digests of its files.
 """
 

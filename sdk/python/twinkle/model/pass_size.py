@@ -25,7 +25,7 @@ _HEAD_ROWS, _HEAD_COPIES = 1024, 4
 _RESERVED_BYTES = 2 << 30
 """Memory reserved for adapters, their optimizers and fragmentation, in addition to a tenth of all memory."""
 _MARGIN = 1.4
-"""Factor for float32 tensors of norms and adapters beside tensors in half precision (docs/LOG.md)."""
+"""Factor for float32 tensors of norms and adapters among tensors in half precision (docs/LOG.md)."""
 _SIZES = ('num_hidden_layers', 'hidden_size', 'vocab_size')
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2}
 

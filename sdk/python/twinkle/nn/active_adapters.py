@@ -94,7 +94,7 @@ class ActiveAdapters:
         return found
 
     def expert_spans_at(self, path: str) -> list[ExpertSpan]:
-        """Return the row ranges for which adapters update stacked weights of experts, in order."""
+        """Return the row ranges for which adapters update stacked expert weights, in order."""
         spans = self._running.spans if self._running else ()
         used = [(span, span.adapter.expert_update_of(path)) for span in spans if span.adapter is not None]
         return [ExpertSpan(span.begin_row, span.end_row, found) for span, found in used if found is not None]

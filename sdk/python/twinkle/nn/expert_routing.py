@@ -1,7 +1,7 @@
 """Recording and replay of the experts that the routers of a mixture choose (routing replay).
 
 A sampler and a trainer round differently, so their routers may choose different experts for the same token, and policy
-ratios then compare different experts. With replay, the trainer's pass uses given experts (Zheng et al. 2025,
+ratios then compare different experts. With replay, the trainer's pass uses the sampler's experts (Zheng et al. 2025,
 arXiv:2507.18071, section 5.3; Ma et al. 2025, arXiv:2510.11370). Only the choice is replayed: the weights of the given
 experts are computed from the router's current logits, and gradients flow through them.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from twinkle.nn.errors import PackError
 
 FREE = -1
-"""Index in given experts that leaves the choice to the router."""
+"""Expert index that leaves the choice to the router."""
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def _add_layer_spans(
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module has the attributes of transformers' modules with stacked weights of experts."""
+    """Return whether a module has the attributes of transformers' modules with stacked expert weights."""
     return all(hasattr(module, name) for name in ('has_gate', 'has_bias', 'is_transposed', '_apply_gate', 'down_proj'))
 
 

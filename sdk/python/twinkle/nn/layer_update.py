@@ -50,7 +50,7 @@ class LayerUpdate(Protocol):
 
 
 class ExpertUpdate(Protocol):
-    """Update of one adapter at the stacked weights of the experts of a mixture."""
+    """One adapter's update of the stacked expert weights of a mixture."""
 
     def parameters(self) -> Sequence[Tensor]:
         """Return the adapter's tensors."""
@@ -69,7 +69,7 @@ class AdapterWeights(Protocol):
         ...
 
     def expert_update_of(self, path: str) -> ExpertUpdate | None:
-        """Return the adapter's update of the stacked weights of experts, or None if it does not change them."""
+        """Return the adapter's update of the stacked expert weights, or None if it does not change them."""
         ...
 
     def sample_dropout(self) -> RowDropout | None:

@@ -142,7 +142,7 @@ class LoraWeights:
         return factors if isinstance(factors, LoraFactors) else None
 
     def expert_update_of(self, path: str) -> ExpertFactors | None:
-        """Return the factors of the stacked weights of experts, or None if they are not a target."""
+        """Return the factors of the stacked expert weights, or None if they are not a target."""
         factors = self.factors.get(path)
         return factors if isinstance(factors, ExpertFactors) else None
 

@@ -204,7 +204,7 @@ def _check_results(packed: PackedModel, reference: Sequence[Tensor]) -> None:
 
 
 def _check_bitwise_isolated(packed: PackedModel) -> None:
-    """Compare the results and gradients of each sequence alone and beside others, whose tokens vary."""
+    """Compare the results and gradients of each sequence alone and together with others, whose tokens vary."""
     alone = [differentiated(packed, [tokens]) for tokens in sequences_of(packed.config, packed.device)]
     for own, pack in packs_of(packed):
         outputs, gradients = differentiated(packed, pack)
@@ -214,7 +214,7 @@ def _check_bitwise_isolated(packed: PackedModel) -> None:
 
 @torch.no_grad()
 def _check_isolated(packed: PackedModel) -> None:
-    """Compare the results of each sequence alone, in a pack, and beside other tokens, within the limits."""
+    """Compare the results of each sequence alone, in a pack, and together with other tokens, within the limits."""
     ids = sequences_of(packed.config, packed.device)
     is_half = packed.dtype_name != 'float32'
     together = logits_of(packed, ids)

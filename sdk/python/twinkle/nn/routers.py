@@ -34,7 +34,7 @@ def router_kinds(part: nn.Module) -> set[RouterKind]:
 
 
 def hook_routers(text: nn.Module, active: ActiveAdapters, *, kinds: Collection[RouterKind]) -> RoutingShape | None:
-    """Add hooks to a model's routers; the hooks record the chosen experts, or replace them with given experts.
+    """Add hooks to a model's routers; the hooks record the chosen experts, or replace them with the experts to replay.
 
     Args:
         text: text model.
@@ -100,6 +100,6 @@ def _is_normalized(router: Any) -> bool | None:
 
 
 def _weights(logits_TE: Tensor, index_TA: Tensor, *, is_normalized: bool) -> Tensor:
-    """Return float32 [T, A], the weights of the given experts."""
+    """Return float32 [T, A], the weights of the replayed experts."""
     weights_TA = logits_TE.softmax(-1, dtype=torch.float32).gather(1, index_TA)
     return weights_TA / weights_TA.sum(dim=-1, keepdim=True) if is_normalized else weights_TA

@@ -15,7 +15,7 @@ Layers = Mapping[str, tuple[int, int]]
 
 
 class TargetLayers(dict[str, tuple[int, int]]):
-    """`Layers` with the stacked weights of experts after the linear layers, and the output head as the last entry.
+    """`Layers` with the stacked expert weights after the linear layers, and the output head as the last entry.
 
     Args:
         layers: every linear layer except the head.
@@ -42,7 +42,7 @@ class TargetLayers(dict[str, tuple[int, int]]):
 def select_layers(layers: Layers, config: LoraConfig) -> list[str]:
     """Return the paths that the configuration targets, in the model's order.
 
-    A name matches the stacked weights of experts only if it includes their module, such as `experts.down_proj`.
+    A name matches the stacked expert weights only if it includes their module, such as `experts.down_proj`.
 
     Raises:
         UnknownTargetModules: a name matches no layer, or the key of a pattern matches no targeted layer.

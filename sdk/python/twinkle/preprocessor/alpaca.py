@@ -1,4 +1,4 @@
-"""Preprocessor of instructions in the Alpaca format."""
+"""Preprocessor for instructions in the Alpaca format."""
 
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 

@@ -1,4 +1,4 @@
-"""Preprocessor of CLEVR: questions about images of simple shapes."""
+"""Preprocessor for CLEVR: questions about images of simple shapes."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Preprocessor of the countdown game: write an equation of given numbers that equals a target."""
+"""Preprocessor for the countdown game: write an equation of given numbers that equals a target."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Preprocessor of preference pairs."""
+"""Preprocessor for preference pairs."""
 
 from twinkle.data_format import pack_user_data
 from twinkle.preprocessor.base import Columns, Preprocessor, Row, chat_of, text_of

@@ -1,4 +1,4 @@
-"""Preprocessor of OlympiadBench: problems in mathematics and physics, in English and Chinese, some with images."""
+"""Preprocessor for OlympiadBench: problems in mathematics and physics, in English and Chinese, some with images."""
 
 import re
 from typing import Any, Literal, cast
@@ -66,7 +66,7 @@ def _texts(row: Row, column: str) -> list[str]:
     value = row.get(column)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in cast('list[Any]', texts)):
-        raise InvalidRow(column, 'must be a text or a non-empty list of texts')
+        raise InvalidRow(column, 'must be a string or a non-empty list of strings')
     return cast('list[str]', texts)
 
 

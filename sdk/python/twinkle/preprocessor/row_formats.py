@@ -49,7 +49,7 @@ def _chat(messages: Sequence[Mapping[str, Any]], *, is_text: bool = False, **use
 
 
 def _turns(prompt: Any, completion: Any, **user_data: Any) -> Row:
-    """Return the chat of a prompt and a completion, both texts or both lists; only the completion has labels."""
+    """Return the chat of a prompt and a completion, both strings or both lists; only the completion has labels."""
     if isinstance(prompt, str):
         turns = [{'role': 'user', 'content': prompt}] if prompt else []
         return _chat([*turns, {'role': 'assistant', 'content': completion}], is_text=True, **user_data)
@@ -77,12 +77,12 @@ def _value(row: Row, column: str) -> Any:
 
 
 def _values(row: Row, *columns: str) -> list[Any]:
-    """Return the values of columns, which are all texts or all lists of messages."""
+    """Return the values of columns, which are all strings or all lists of messages."""
     values = [_value(row, column) for column in columns]
     kinds = {isinstance(value, str) for value in values}
     if len(kinds) > 1:
         found = ', '.join(f'{column} is {_kind(value)}' for column, value in zip(columns, values, strict=True))
-        raise InvalidRow(columns[0], f'and the other columns must be all texts or all lists of messages; {found}')
+        raise InvalidRow(columns[0], f'and the other columns must be all strings or all lists of messages; {found}')
     return values
 
 
@@ -138,7 +138,7 @@ def _preference(row: Row, use: Use) -> list[Row]:
     chosen, rejected = _values(row, 'chosen', 'rejected')
     prompt: Any = None if row.get('prompt') is None else _value(row, 'prompt')
     if isinstance(prompt, str) and not isinstance(chosen, str):
-        # Some datasets have the question as text beside two complete chats.
+        # Some datasets have the question as text in addition to two complete chats.
         prompt = None
     elif prompt is not None:
         _values(row, 'prompt', 'chosen')

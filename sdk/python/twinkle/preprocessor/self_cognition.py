@@ -1,4 +1,4 @@
-"""Preprocessor of questions about the model's identity, answered with a given name."""
+"""Preprocessor for questions about the model's identity, answered with a given name."""
 
 from twinkle.preprocessor.base import Row, RowPreprocessor, chat_of, text_of
 

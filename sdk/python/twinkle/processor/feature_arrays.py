@@ -118,7 +118,7 @@ class FeatureReader:
         if self.routing is None:
             raise self._error(
                 name,
-                'cannot be used: the base model has no routers that accept given experts, or ulysses ranks divide the '
+                'cannot be used: the base model has no routers that can replay experts, or ulysses ranks divide the '
                 'rows; remove it',
             )
         layers, choices, experts = self.routing

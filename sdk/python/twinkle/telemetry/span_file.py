@@ -160,6 +160,6 @@ def is_span_id(value: object, *, digits: int) -> bool:
 
 
 def _is_encodable(record: SpanRecord) -> bool:
-    """Return whether all texts can be encoded: JSON can escape surrogates, which UTF-8 cannot represent."""
+    """Return whether all strings can be encoded: JSON can escape surrogates, which UTF-8 cannot represent."""
     texts = (record.service, record.name, record.kind, *record.attributes, *record.attributes.values())
     return not any('\ud800' <= character <= '\udfff' for text in texts for character in text)

@@ -35,7 +35,7 @@ def assistant_spans(
         messages: the chat.
         full: the rendered chat.
         render: `render(messages, add_generation_prompt=...)`, the function that rendered `full`.
-        special_texts: texts of the special tokens; a special token directly after a turn is its end-of-turn token.
+        special_texts: the special tokens as strings; a special token directly after a turn is its end-of-turn token.
 
     Raises:
         TemplateError: the chat contains every private-use character, or rendering a changed chat fails.

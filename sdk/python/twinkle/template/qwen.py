@@ -1,4 +1,4 @@
-"""Template of Qwen models."""
+"""Template for Qwen models."""
 
 from typing import Unpack
 

@@ -102,7 +102,7 @@ def _tagged_call(text: str, start: re.Match[str], closing: int, tools: Sequence[
 
 
 def _parameters(inner: str) -> dict[str, str] | None:
-    """Return the texts of the arguments by name, or None if there is other text between them."""
+    """Return the arguments as strings by name, or None if there is other text between them."""
     texts: dict[str, str] = {}
     position = 0
     while head := _PARAMETER.match(inner, position):

@@ -52,7 +52,7 @@ class RolloutBackend(Protocol):
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the backend. The end of the run has no step."""
+    """A backend call. The end of the run has no step."""
 
     step: int | None
     run: Callable[[], None]

@@ -88,7 +88,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def _with_numbers(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a message's fields, in which texts of 64-bit integers, except in maps, are numbers."""
+    """Return the values of a message's fields; 64-bit integers, strings in JSON, are numbers, except in maps."""
     fields = {name: descriptor.fields_by_name[name] for name in values}
     return {
         name: [_with_number(fields[name], item) for item in cast(list[Any], value)]

@@ -92,7 +92,7 @@ class Sampler:
         """Complete prompts.
 
         Args:
-            inputs: One or more prompts: chats, features, token ids or texts.
+            inputs: One or more prompts: chats, features, token ids or strings.
             sampling_params: Parameters, as an object or a mapping.
             adapter_name: See the class.
             num_samples: Completions per prompt; overrides `sampling_params`.

@@ -63,7 +63,7 @@ async def completions_of(api: TinkerApi, handle: str, **fields: Any) -> httpx.Re
 
 
 async def test_repeated_request_returns_the_same_ids(api: TinkerApi, sampling: FakeSampling) -> None:
-    """A repeated request returns the same ids and is sampled once; other content under its number is refused."""
+    """A repeated request returns the same ids and is sampled once; the same number with other content is refused."""
     handle = await handle_of(api)
     first = (await api.post('asample', body(handle, num_samples=3))).json()
     assert len(set(first['sample_sequence_ids'])) == 3

@@ -171,7 +171,7 @@ def test_old_traces_leave_the_index(tmp_path: Path) -> None:
 
 
 def test_the_spans_of_a_long_trace_are_bounded(tmp_path: Path) -> None:
-    """A trace with very many spans is returned in part, and says so."""
+    """A trace with very many spans is returned partially, and the response says so."""
     root = span(1, tenant='alice')
     children = [span(n, parent=1, kind='internal', name='queue') for n in range(2, 6002)]
     write_spans(tmp_path / 'model.jsonl', [root, *children])

@@ -182,7 +182,7 @@ def _layer_plans(manager: Any, locations: Mapping[str, TensorLocation], config: 
         except ValueError as error:
             raise Misfit(f'{name} is not a LoRA matrix of a linear layer') from error
         if is_expert_tensor(path):
-            raise Misfit(f'{path} has adapters of experts, which only the torch engine supports')
+            raise Misfit(f'{path} has adapters of expert layers, which only the torch engine supports')
         pair = pairs.setdefault(module, {})
         if is_a in pair:
             raise Misfit(f'{name} duplicates a matrix of {module}')

@@ -31,7 +31,7 @@ class Reader(Protocol):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts of the media tokens, which messages must not contain."""
+        """The media tokens as strings, which messages must not contain."""
         ...
 
     def placeholder_text(self, kind: MediaKind) -> str:

@@ -33,7 +33,7 @@ class VisionReader:
         spec: vision settings from the model's configuration.
         folder: the model's folder.
         tokenizer: the model's tokenizer.
-        names: texts of the media tokens and of their delimiters, by role: 'open', 'close', 'image' and 'video'.
+        names: the media tokens and their delimiters as strings, by role: 'open', 'close', 'image' and 'video'.
 
     Raises:
         TemplateError: the tokenizer lacks one of these tokens.
@@ -76,7 +76,7 @@ class VisionReader:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts of the media tokens; messages must not contain them, because the model would read them as media."""
+        """The media tokens as strings; messages must not contain them, because the model would read them as media."""
         return self._names['image'], self._names['video']
 
     def read(self, kind: MediaKind, opened: Any, field_path: str) -> ReadMedia:

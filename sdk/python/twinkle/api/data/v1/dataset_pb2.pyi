@@ -101,7 +101,7 @@ class _RowFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFormat.V
     ROW_FORMAT_PROMPT_ONLY: _RowFormat.ValueType  # 3
     """`prompt`: a text, or messages."""
     ROW_FORMAT_PROMPT_COMPLETION: _RowFormat.ValueType  # 4
-    """`prompt` and `completion`, both texts or both messages."""
+    """`prompt` and `completion`, both strings or both lists of messages."""
     ROW_FORMAT_PREFERENCE: _RowFormat.ValueType  # 5
     """`chosen` and `rejected`, and optionally `prompt`. A row becomes two examples."""
     ROW_FORMAT_UNPAIRED_PREFERENCE: _RowFormat.ValueType  # 6
@@ -125,7 +125,7 @@ ROW_FORMAT_LANGUAGE_MODELING: RowFormat.ValueType  # 2
 ROW_FORMAT_PROMPT_ONLY: RowFormat.ValueType  # 3
 """`prompt`: a text, or messages."""
 ROW_FORMAT_PROMPT_COMPLETION: RowFormat.ValueType  # 4
-"""`prompt` and `completion`, both texts or both messages."""
+"""`prompt` and `completion`, both strings or both lists of messages."""
 ROW_FORMAT_PREFERENCE: RowFormat.ValueType  # 5
 """`chosen` and `rejected`, and optionally `prompt`. A row becomes two examples."""
 ROW_FORMAT_UNPAIRED_PREFERENCE: RowFormat.ValueType  # 6

@@ -411,7 +411,7 @@ class BatchHeader(_message.Message):
     its uploads separately. Otherwise it has no effect.
     """
     sha256: _builtins.bytes
-    """SHA-256 digest of the serialized batch, 32 bytes, which may be sent instead of `digest` or beside it. If empty, it
+    """SHA-256 digest of the serialized batch, 32 bytes, which may be sent instead of `digest` or with it. If empty, it
     is not verified. An upload without any digest needs an id that is never used for other bytes.
     """
     def __init__(

@@ -124,7 +124,7 @@ class TensorChunk(_message.Message):
     """
     sha256: _builtins.bytes
     """SHA-256 digest of `data`, 32 bytes, for uploads from languages without xxh3. It is verified as `checksum` is, and
-    may be sent instead of it or beside it. If empty, it is not verified. Servers do not send it.
+    may be sent instead of it or with it. If empty, it is not verified. Servers do not send it.
     """
     def __init__(
         self,
