@@ -1,4 +1,4 @@
-// Trains an adapter to answer a question, and streams an answer of the trained version.
+// Trains an adapter to answer a question, and streams an answer from the trained version.
 //   npm install twinkle-grpc
 //   TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-... node dist/program.js
 import { elements, type SampleInit, supervisedBatch, TwinkleClient, TwinkleError } from 'twinkle-grpc';
@@ -11,7 +11,7 @@ const question: SampleInit['prompt'] = {
   content: { case: 'chat', value: { trajectory: { messages: [{ ...message, parts: [...message.parts] }] } } },
 };
 
-/** Returns the tokens of a prompt, as the server converts it. */
+/** Returns the tokens to which the server converts a prompt. */
 async function tokensOf(client: TwinkleClient, prompt: SampleInit['prompt']): Promise<number[]> {
   for await (const { event } of client.sample({ baseModel, prompt, params: { maxTokens: 0 } })) {
     if (event.case === 'prompt') {

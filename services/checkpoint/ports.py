@@ -109,7 +109,7 @@ class StateStore(Protocol):
 
         Args:
             key: Key of the state.
-            is_adapter_only: Whether to leave out the trainer's section, also in the source's manifest.
+            is_adapter_only: Whether to leave out the trainer's section, including in the source's manifest.
 
         Raises:
             VersionNotFound, CheckpointNotFound: The state does not exist.

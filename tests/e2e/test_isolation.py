@@ -1,4 +1,4 @@
-"""Tenants that share passes of the small real model get bitwise the results of separate runs."""
+"""Tenants that share passes of the small real model get results bitwise equal to those of separate runs."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def engine_of(model, names):
 
 @pytest.mark.slow
 def test_shared_passes_of_a_real_model_equal_separate_runs_bitwise():
-    """Tenants with different ranks, targets, losses and lengths get bitwise the results of separate runs."""
+    """Tenants with different ranks, targets, losses and lengths get results bitwise equal to those of separate runs."""
     model = PackedCausalLM.load(get_model('smollm2-135m-instruct'))
     shared = engine_of(model, TENANTS)
     alone = {name: engine_of(model, [name]) for name in TENANTS}

@@ -199,7 +199,7 @@ def test_checkpoint_can_be_resumed_downloaded_and_deleted(
 
 
 def test_pipelined_steps_equal_sequential_steps(stack: StackState, client: TwinkleClient) -> None:
-    """Steps that are pipelined on one stream give bitwise the results of sequential steps."""
+    """Steps that are pipelined on one stream give results bitwise equal to those of sequential steps."""
     model = MultiLoraTransformersModel(stack.base_model, client=client)
     feature = {'input_ids': [5, 6, 7, 8], 'labels': [6, 7, 8, -100]}
     for name in ('waiting', 'pipelined'):

@@ -1,4 +1,4 @@
-"""Public arguments have an effect: the code reads each one, in addition to checks of its value and log lines."""
+"""Public arguments have an effect: the code uses each one for more than a check of its value or a log line."""
 
 import ast
 from collections.abc import Iterator, Mapping

@@ -35,7 +35,7 @@ const message = (role: Role, text: string) => ({ role, parts: [{ part: { case: '
 const chat = (...messages: ReturnType<typeof message>[]) => rollout({ promptChat: { messages } });
 
 describe('a comparison', () => {
-  test('pairs answers to fixed questions by position, also if the beginnings of questions are equal', () => {
+  test('pairs answers to fixed questions by position, even if the beginnings of questions are equal', () => {
     const [early, late] = [group(0, EVALUATION, ['a', 'a', 'b']), group(9, EVALUATION, ['a', 'a', 'c'])];
     expect(ids([early], [late])).toEqual(['0/evaluation/0 9/evaluation/0', '0/evaluation/1 9/evaluation/1']);
     expect(comparisonOf([early], [late])).toMatchObject({ beforeStep: 0, afterStep: 9 });

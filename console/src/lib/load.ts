@@ -1,4 +1,4 @@
-// The load of the samplers together.
+// The combined load of the samplers.
 import { type Replica, ReplicaState } from 'twinkle-grpc/api/gateway/v1/fleet_service_pb';
 import type { EngineLoad } from 'twinkle-grpc/api/sampler/v1/engine_pb';
 

@@ -126,7 +126,7 @@ class RunMetrics:
     ) -> AsyncIterator[MetricUpdate]:
         """Yield the stored points, and then new and replaced points as they are stored, usually within a second.
 
-        The stream continues until the caller closes it, also after the run has ended. After a lost connection, it
+        The stream continues until the caller closes it, even after the run has ended. After a lost connection, it
         resumes without a gap if the server is available again within the client's retry timeout.
 
         Args:

@@ -163,7 +163,7 @@ class FolderStore:
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
-        """Return a mark; None if it is damaged, so that only numbers up to the newest stored version count as used."""
+        """Return a mark; None if it is damaged. Then, only numbers up to the newest stored version count as used."""
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,7 @@ from twinkle_services.gateway.sampling.sampling import Sampling
 def open_sampling(
     config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, lookups: GrpcLookups, quotas: Quotas
 ) -> Sampling:
-    """Return the sampling operations; their gate also admits futures that sample."""
+    """Return the sampling operations; their quota gate also admits the futures of sampling requests."""
     options = config.fleet
     dispatch = Dispatch(
         membership,

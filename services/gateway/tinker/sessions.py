@@ -169,4 +169,4 @@ class SessionListRoutes:
 
     async def _export(self, call: HttpCall) -> Response:
         await self._sessions.get(current_caller(), call.path_values['session_id'])
-        return JsonResponse({'status': 'failed', 'error': 'traces of sessions are not recorded here'})
+        return JsonResponse({'status': 'failed', 'error': 'this server does not record traces of sessions'})

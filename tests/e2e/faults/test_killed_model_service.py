@@ -41,7 +41,7 @@ def stack(tmp_path: Path) -> Iterator[StackState]:
 
 @pytest.mark.slow
 def test_training_loop_continues_after_the_model_service_is_killed(stack: StackState) -> None:
-    """A loop whose service is killed and restarted gives bitwise the results of a loop without a kill."""
+    """A loop whose service is killed and restarted gives results bitwise equal to those of a loop without a kill."""
     with TwinkleClient(stack.address, stack.read_api_key()) as client:
         model = MultiLoraTransformersModel(stack.base_model, client=client)
         undisturbed = _train(model, 'undisturbed', at_midpoint=lambda: None)

@@ -22,7 +22,7 @@ def test_answers_to_held_out_questions_contain_the_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_losses_with_the_services_equal_those_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses with the services are bitwise those of a run in process, and fall."""
+    """The losses with the services are bitwise equal to those of an in-process run, and decrease."""
     for name in ('TWINKLE_SERVER_URL', 'TWINKLE_API_KEY'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('TWINKLE_STATE_DIR', str(tmp_path / 'no-stack'))

@@ -29,7 +29,7 @@ SHORT = {
 }
 """Options with which a recipe runs two short steps."""
 MODEL_OPTIONS = {'gkd': ('--model', '--teacher'), 'vision_sft': ()}
-"""Options for the model, for recipes that need other options than `--model`. The vision recipe builds its model."""
+"""Options for the model, for recipes that need options other than `--model`. The vision recipe builds its model."""
 
 
 @pytest.fixture(scope='module')

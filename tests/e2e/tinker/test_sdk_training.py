@@ -129,7 +129,7 @@ def test_chunks_may_arrive_in_any_order(model: tinker.TrainingClient) -> None:
 
 
 def test_saved_state_continues_bitwise(service: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    """A model that is loaded with its optimizer trains bitwise like the original; without it, the optimizer is new."""
+    """A model that is loaded with its optimizer takes bitwise the same steps; without it, the optimizer is new."""
     train(model, *EXAMPLES, steps=2)
     path = model.save_state('second').result().path
     assert path == f'tinker://{model.model_id}/weights/second'

@@ -46,7 +46,7 @@ async def test_checksums_of_a_file_are_optional(service: RunningData, in_header:
 async def test_a_wrong_digest_stores_nothing(
     service: RunningData, in_header: bytes, in_chunk: bytes, reason: str, field: str
 ) -> None:
-    """A digest that does not match or is malformed is refused with its field, and the file can be sent again."""
+    """The error for a malformed or wrong digest names its field, and the file can be sent again."""
     parts = iterate([upload_header('u', len(CONTENT), sha256=in_header), _chunk(digest=in_chunk)])
     refused = await refusal_of(service.datasets.Upload(parts, metadata=service.metadata))
     assert (refused.reason, refused.field) == (reason, field)

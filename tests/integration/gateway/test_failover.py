@@ -107,7 +107,7 @@ async def test_stream_keeps_its_version(tmp_path: Path) -> None:
 async def test_client_continues_a_request(
     tmp_path: Path, adapter: sampling_pb2.AdapterRef | None, end_after: int | None
 ) -> None:
-    """A client that lost its connection receives the remaining tokens, also if the next sampler fails, too."""
+    """A client that lost its connection receives the remaining tokens, even if the next sampler fails, too."""
     version = 2 if adapter else 0
     samplers = [FakeSampler(versions={'ad': {2, 3}}, end_after=end_after) for _ in range(2)]
     async with running_fleet(tmp_path, *samplers, FakeSampler(versions={'ad': {2, 3}})) as fleet:

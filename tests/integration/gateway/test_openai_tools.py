@@ -198,7 +198,7 @@ async def test_tools_are_not_used_with_the_choice_none(running: OpenAiGateway) -
 
 
 async def test_results_of_calls_reach_the_chat_template(running: OpenAiGateway) -> None:
-    """Calls and results of earlier turns are part of the prompt, also in the format of a response."""
+    """Calls and results of earlier turns are part of the prompt, even in the format of a response."""
     engine = scripted(running, (CALL,))
     first = (await ask(running)).choices[0].message
     result = {'role': 'tool', 'tool_call_id': first.tool_calls[0].id, 'content': '21 degrees', 'name': 'get_weather'}

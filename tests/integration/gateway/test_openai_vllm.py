@@ -103,7 +103,7 @@ async def test_named_function_is_called_with_valid_arguments(running: OpenAiGate
 
 
 async def test_required_calls_are_calls_of_the_tools(running: OpenAiGateway) -> None:
-    """A required choice gives at least one call, only of the offered tools, also without parallel calls."""
+    """A required choice gives at least one call, only of the offered tools, even without parallel calls."""
     for is_parallel in (True, False):
         response = await ask(
             running, tools=[PAINT, WAIT], tool_choice='required', parallel_tool_calls=is_parallel, n=4, seed=2

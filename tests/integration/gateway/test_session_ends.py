@@ -154,7 +154,7 @@ async def deployment(tiny_llama_dir: Path, tmp_path: Path) -> AsyncIterator[Depl
 
 
 async def test_training_continues_bitwise_after_an_expiry(deployment: Deployment) -> None:
-    """A run whose session expires during training has bitwise the results of an uninterrupted run."""
+    """A run whose session expires during training has results bitwise equal to those of an uninterrupted run."""
     uninterrupted = await deployment.create_adapter(
         await deployment.create_session('uninterrupted'), 'uninterrupted', lora_config=LORA
     )

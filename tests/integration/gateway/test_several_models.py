@@ -1,4 +1,4 @@
-"""Tests of two model services with different base models behind one gateway, also if one is unreachable."""
+"""Tests of two model services with different base models behind one gateway, even if one is unreachable."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -180,7 +180,7 @@ async def test_training_continues_from_saved_weights(client: Client) -> None:
 
 
 async def test_seed_determines_the_first_weights(client: Client) -> None:
-    """Models with the same seed take the same first step, and a model with another seed takes another step."""
+    """Models with the same seed take the same first step, and a model with a different seed takes a different step."""
     outcomes: list[np.ndarray] = []
     for seed in (1, 1, 2):
         await client.create_model(rank=4, seed=seed)

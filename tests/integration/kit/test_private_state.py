@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize('service', mostly_slow(SETTINGS))
 async def test_state_is_readable_by_its_owner_only(service: str, model_dir: Path, tmp_path: Path) -> None:
-    """Each service creates only private folders and files, also if it is started with umask 0."""
+    """Each service creates only private folders and files, even if it is started with umask 0."""
     state_dir = tmp_path / 'state'
     await _run_until_ready(service, state_dir, *(item.format(model=model_dir) for item in SETTINGS[service]))
     created = [state_dir, *state_dir.rglob('*')]

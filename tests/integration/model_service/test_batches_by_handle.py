@@ -1,4 +1,4 @@
-"""Batches from the data service train bitwise like inline batches, even after kills of the model service."""
+"""Batches from the data service give bitwise the same training as inline batches, even after kills."""
 
 import asyncio
 from collections.abc import AsyncIterator

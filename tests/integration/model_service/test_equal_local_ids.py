@@ -14,7 +14,7 @@ CONFIG = training_config_pb2.TrainingConfig(
 )
 LORA = training_config_pb2.LoraConfig(lora_rank=4, seed=3)
 LENGTHS = {'alice': (30, 7), 'bob': (5,), 'carol': (12, 12, 40)}
-"""Lengths of each tenant's examples. Each tenant has another number of labels, the denominator of its mean."""
+"""Lengths of each tenant's examples. Each tenant has a different number of labels, the denominator of its mean."""
 
 
 async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
@@ -43,7 +43,7 @@ async def _train(model: RunningModel, tenant: str) -> tuple[list[Any], int]:
 
 @pytest.mark.timeout(180)
 async def test_means_of_tenants_have_their_own_denominators(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Each tenant's mean losses and gradient norms are bitwise those of a service without the other tenants."""
+    """Each tenant's mean losses and gradient norms are bitwise the same as without the other tenants."""
     alone: dict[str, list[Any]] = {}
     for tenant in LENGTHS:
         async with serving_model(tiny_llama_dir, tmp_path / tenant) as model:

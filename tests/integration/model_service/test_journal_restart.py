@@ -55,7 +55,7 @@ CONFIG = {'lora_config': {'lora_rank': 4, 'lora_dropout': 0.1, 'seed': 11}}
 
 @pytest.mark.parametrize('snapshot_operations', [3, 256])
 async def test_restart_within_a_run_does_not_change_results(tiny_llama_dir, tmp_path, snapshot_operations):
-    """Results, repeats and saved weights after a restart are bitwise those of an uninterrupted run."""
+    """Results, repeats and saved weights after a restart are bitwise equal to those of an uninterrupted run."""
     async with serving_model(tiny_llama_dir, tmp_path / 'one') as model:
         adapter = await model.create(**CONFIG)
         expected = await _train(model, adapter.adapter_id, range(1, 2 * STEPS + 1))

@@ -48,7 +48,7 @@ async def train(service, adapter_id, batches, *, first=1):
 
 
 async def test_results_over_the_wire_are_bitwise_equal(service, tiny_llama_dir):
-    """Losses, log-probabilities and published weights are bitwise those of the engine in this process."""
+    """Losses, log-probabilities and published weights are bitwise equal to those of an engine in this process."""
     engine, expected = train_in_process(tiny_llama_dir)
     adapter = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, adapter.adapter_id, BATCHES)

@@ -49,7 +49,7 @@ def learn_in_process(folder: Path, steps: int) -> list[np.ndarray]:
 
 
 async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """Values are bitwise those of the library, and zero before training.
+    """Values are bitwise equal to those of the library, and zero before training.
 
     An adapter without a value head, and a request without log-probabilities, return no values.
     """

@@ -51,7 +51,7 @@ def _equal_digests(model_dir: Path, *, mesh_count: int, count: int) -> dict[tupl
 
 @pytest.mark.slow
 def test_program_without_a_mesh_is_data_parallel(model_dir: Path, tmp_path: Path) -> None:
-    """Two processes train two batches, then one process trains the third, with bitwise the results of one process."""
+    """Training two batches in two processes and a third in one gives bitwise the same results as one process."""
     (alone,), _ = _train(model_dir, tmp_path / 'alone', range(3), count=1)
     ranks, log = _train(model_dir, tmp_path / 'shared', range(2), count=2)
     (resumed,), _ = _train(model_dir, tmp_path / 'shared', range(2, 3), count=1)

@@ -30,7 +30,7 @@ def test_sharded_runs_agree_with_one_process(tmp_path: Path) -> None:
 
     Each rank holds its share of weights, gradients and moments. The meshes are one process, three ranks with uneven
     shares, and two replicas of two shards. A checkpoint that is loaded on another mesh has bitwise equal weights, and
-    a snapshot, as the journal of a model service stores it, continues bitwise like the checkpoint.
+    a snapshot, as the journal of a model service stores it, continues with bitwise the same results as the checkpoint.
     """
     model_dir = build_tiny_model(tmp_path / 'model', family='qwen3')
     alone = _run(model_dir, tmp_path, 'alone', (1, 1))

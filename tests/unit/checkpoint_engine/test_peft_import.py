@@ -96,7 +96,7 @@ def our_logprobs(packed, folder: Path):
 @pytest.mark.filterwarnings('ignore:It is not recommended')
 @pytest.mark.parametrize('name', CONFIGS)
 def test_an_imported_adapter_gives_pefts_results(base, packed, tmp_path, name):
-    """PEFT and this library compute the same log-probabilities, also after this library has written the folder."""
+    """PEFT and this library compute the same log-probabilities, even after this library has written the folder."""
     expected = saved_by_peft(base, tmp_path / 'theirs', **CONFIGS[name])
     torch.testing.assert_close(our_logprobs(packed, tmp_path / 'theirs'), expected, rtol=1e-5, atol=1e-5)
     tensors, config = read_peft_folder(tmp_path / 'theirs')

@@ -20,7 +20,7 @@ def test_interrupt_prints_its_message(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_json_of_a_message_has_numbers() -> None:
-    """64-bit integers are numbers, also in lists and nested messages; times keep the contract's format."""
+    """64-bit integers are numbers, including those in lists and nested messages; times keep the contract's format."""
     usage = Usage(run_id='ad-1', operation_count=2**40, stored_bytes=3)
     found = message_json(GetTenantUsageResponse(usages=[usage]))['usages'][0]
     assert (found['operation_count'], found['stored_bytes'], found['run_id']) == (2**40, 3, 'ad-1')

@@ -51,7 +51,7 @@ def test_keys_for_rewards_are_not_sent() -> None:
 
 
 def test_extra_streams_are_sent_by_name() -> None:
-    """Additional per-token values of a loss are sent for the unmasked tokens, also if each token has several values."""
+    """Additional per-token values of a loss are sent for the unmasked tokens, even if each token has several values."""
     feature = {
         'input_ids': [7, 8, 0],
         'attention_mask': [1, 1, 0],
@@ -233,7 +233,7 @@ def test_patterns_with_another_meaning_are_refused() -> None:
 
 @pytest.mark.parametrize('options', [{'lr': '1e-3'}, {'lr': True}, {'groups': [{'pattern': 'lora_B', 'lr': '1e-3'}]}])
 def test_learning_rate_must_be_a_number(options: dict) -> None:
-    """A learning rate that is text, as a YAML file may contain, is refused by an error that names its field."""
+    """A learning rate that is text, as a YAML file may contain, is refused with an error that names its field."""
     with pytest.raises(ValueError, match='lr must be a number'):
         optimizer_config('AdamW', options)
 

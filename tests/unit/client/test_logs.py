@@ -67,7 +67,7 @@ def followed(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_followed_log_continues_after_it_was_emptied(folder: Path, followed: subprocess.Popen[str]) -> None:
-    """New lines are printed once they are complete, also after the file was emptied; Ctrl-C ends the command."""
+    """New lines are printed once they are complete, even after the file was emptied; Ctrl-C ends the command."""
     assert followed.stdout is not None
     path = folder / 'logs' / 'gateway.log'
     with path.open('a') as file:

@@ -1,4 +1,4 @@
-"""Arrow columns of each type are read as JSON values, or refused by an error that names the column."""
+"""Arrow columns of each type are read as JSON values, or refused with an error that names the column."""
 
 import json
 from collections.abc import Callable

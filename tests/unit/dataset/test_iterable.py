@@ -35,7 +35,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def numbers(count: int, **options: Any) -> DatasetMeta:
-    """Return rows that count from 0."""
+    """Return `count` rows with the values 0, 1, ... in the column `x`."""
     return DatasetMeta(data=[{'x': i} for i in range(count)], **options)
 
 
@@ -96,7 +96,7 @@ def test_slices_must_be_ascending() -> None:
 
 
 def test_missing_files_are_refused_early_and_broken_files_on_read(tmp_path: Path) -> None:
-    """The constructor refuses missing files; a damaged file ends the iteration that reads it with an error."""
+    """The constructor refuses missing files; reading a damaged file raises an error during iteration."""
     with pytest.raises(DatasetError):
         IterableDataset(DatasetMeta(str(tmp_path)))
     path = tmp_path / 'train.jsonl'
@@ -206,7 +206,7 @@ def test_cyclic_packs_repeat_the_rows(tiny_llama_dir: Path) -> None:
     assert list(empty) == []
 
 
-def test_packing_out_of_order_is_refused(tiny_llama_dir: Path) -> None:
+def test_packing_at_the_wrong_time_is_refused(tiny_llama_dir: Path) -> None:
     """Packing is accepted once, and only for encoded training examples; arguments out of range are refused."""
     dataset = IterablePackingDataset(DatasetMeta(data=[chat('a')]))
     dataset.set_template('Template', model_id=str(tiny_llama_dir))

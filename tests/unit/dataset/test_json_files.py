@@ -1,4 +1,4 @@
-"""JSON is read one object at a time, and the memory of a text is estimated before it is parsed."""
+"""JSON is read one object at a time, and the memory that parsing needs is estimated first."""
 
 import io
 import json
@@ -98,8 +98,8 @@ def _all(rows: Iterator[Any]) -> None:
         ('[{"a": {"b": 1, "b": 2}}]', "'b' twice"),
     ],
 )
-def test_text_that_is_no_list_of_objects_is_refused(text: str, problem: str, opened: type[io.StringIO]) -> None:
-    """The error describes the problem, and none of the text's bytes remain counted."""
+def test_text_that_is_not_a_list_of_objects_is_refused(text: str, problem: str, opened: type[io.StringIO]) -> None:
+    """The error describes the problem, and all counted bytes are released."""
     bounds = Counted()
     with pytest.raises(UnreadableFile, match=problem):
         _all(rows_of_list('a', opened(text), bounds))

@@ -172,7 +172,7 @@ def test_repository_ids_are_unambiguous(
 
 
 def test_files_are_found_in_the_mirror_and_by_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`download_file` finds files in the mirror, also by alias, and raises HubError for a missing file."""
+    """`download_file` finds files in the mirror, including by alias, and raises HubError for a missing file."""
     mirrored = tmp_path / 'mirror/models/org/name'
     mirrored.mkdir(parents=True)
     (mirrored / 'config.json').write_text('{}')

@@ -59,6 +59,6 @@ def test_a_gpu_that_the_process_has_not_used_is_not_read() -> None:
 
 
 def test_torch_has_the_functions_that_report_memory() -> None:
-    """`torch.cuda` has every function of the protocol, also on a machine without a GPU."""
+    """`torch.cuda` has every function of the protocol, even on a machine without a GPU."""
     for name in ('is_initialized', 'memory_allocated', 'memory_reserved', 'mem_get_info'):
         assert callable(getattr(torch.cuda, name))

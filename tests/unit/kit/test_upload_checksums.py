@@ -1,4 +1,4 @@
-"""Checksums of chunks and digests of uploads: each of them is optional, and those that are sent are verified."""
+"""Chunk checksums and upload digests: each is optional, and the server verifies those that it receives."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -84,7 +84,7 @@ async def test_checksums_and_digests_are_optional(
     ],
 )
 async def test_a_wrong_checksum_refuses_the_chunk(storage: Storage, sums: Mapping[str, Any], field: str) -> None:
-    """A chunk with a wrong checksum is refused with the field and the offset, and earlier bytes remain."""
+    """The error for a chunk with a wrong checksum names the field and the offset, and earlier bytes remain."""
     with pytest.raises(ChunkCorrupt) as refusal:
         await storage.send(_chunk(DATA[:8]), UploadChunk(offset=8, data=DATA[8:], **sums))
     assert (refusal.value.field, refusal.value.offset) == (field, 8)
@@ -126,7 +126,7 @@ async def test_a_complete_upload_is_verified_once(storage: Storage) -> None:
 
 
 async def test_an_upload_that_was_not_verified_is_verified_by_the_next_stream(storage: Storage) -> None:
-    """A service that is killed after the last byte leaves an unverified upload, even under the id of a damaged one."""
+    """If a service is killed before it verifies a complete upload, the next stream verifies the upload."""
     await storage.send(_chunk(DATA), sha256=SHA256)
     (header,) = storage.root.glob('*/*/header.json')
     header.unlink()
@@ -139,7 +139,7 @@ async def test_an_upload_that_was_not_verified_is_verified_by_the_next_stream(st
 
 @pytest.mark.parametrize('digests', [{}, *DIGESTS])
 async def test_a_changed_file_is_not_read(storage: Storage, digests: dict[str, str]) -> None:
-    """Bytes that change on the disk are detected, with and without a digest of the client."""
+    """Bytes that change on the disk are detected, with and without a digest from the client."""
     await storage.send(_chunk(DATA), **digests)
     (file,) = storage.root.glob('*/*/bytes')
     file.write_bytes(OTHER)
@@ -149,7 +149,7 @@ async def test_a_changed_file_is_not_read(storage: Storage, digests: dict[str, s
 
 @pytest.mark.parametrize('digests', DIGESTS)
 async def test_a_changed_file_without_a_stored_sum_is_not_read(storage: Storage, digests: dict[str, str]) -> None:
-    """The digests of the client also protect an upload whose stored sum is lost."""
+    """The client's digests also protect an upload whose stored sum is lost."""
     await storage.send(_chunk(DATA), **digests)
     (file,) = storage.root.glob('*/*/bytes')
     file.write_bytes(OTHER)
@@ -159,7 +159,7 @@ async def test_a_changed_file_without_a_stored_sum_is_not_read(storage: Storage,
 
 
 async def test_other_bytes_under_an_id_are_refused_without_a_digest(storage: Storage) -> None:
-    """If no digest identifies the bytes, repeated offsets must have the stored bytes, and nothing changes otherwise."""
+    """Without a digest, bytes that are sent again must equal the stored bytes; otherwise, they are refused."""
     await storage.send(_chunk(DATA[:6]))
     with pytest.raises(InvalidField) as refusal:
         await storage.send(_chunk(OTHER))
@@ -173,7 +173,7 @@ async def test_other_bytes_under_an_id_are_refused_without_a_digest(storage: Sto
 
 @pytest.mark.parametrize('digests', DIGESTS)
 async def test_a_digest_identifies_the_bytes_of_an_id(storage: Storage, digests: dict[str, str]) -> None:
-    """A header with other digests than the first one is refused with the first field that differs."""
+    """A header whose digests differ from the first header's is refused, and the error names the first such field."""
     await storage.send(_chunk(DATA[:6]), **digests)
     for changed in ({}, dict.fromkeys(digests, '0' * 64)):
         with pytest.raises(InvalidField) as refusal:
@@ -192,7 +192,7 @@ async def test_a_digest_identifies_the_bytes_of_an_id(storage: Storage, digests:
     ],
 )
 def test_malformed_digests_are_refused_by_field(convert: Any, field: str) -> None:
-    """A digest of the wrong size or form is refused with its field."""
+    """A digest of the wrong size or form is refused with an error that names its field."""
     with pytest.raises(InvalidField) as refusal:
         convert()
     assert refusal.value.field == field

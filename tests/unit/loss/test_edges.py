@@ -144,7 +144,7 @@ def test_overflowing_margin_stays_finite():
 @pytest.mark.parametrize('name', ['DPOLoss', 'SimPOLoss', 'CPOLoss', 'ORPOLoss'])
 @pytest.mark.parametrize(('lengths', 'index'), [((2, 0), 1), ((0, 2), 0), ((2, 2, 0, 1), 2), ((1, 1, 1), 3)])
 def test_incomplete_pair_is_refused(name, lengths, index):
-    """A pair whose responses do not both have labels is refused by an error with the feature's index."""
+    """A pair whose responses do not both have labels is refused with an error that contains the feature's index."""
     with pytest.raises(InvalidLossInput) as refusal:
         build_loss(name)(make_arrays(lengths).torch())
     assert refusal.value.index == index

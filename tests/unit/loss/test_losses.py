@@ -93,7 +93,7 @@ def test_losses_declare_known_streams_and_outputs():
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
 def test_a_required_stream_or_output_that_is_missing_is_named(case):
-    """A missing required stream or output is refused by an error with its name."""
+    """A missing required stream or output is refused with an error that names it."""
     loss, arrays = case.loss, case.arrays()
     for name in loss.required_streams:
         if name == loss.candidate_stream:

@@ -23,7 +23,7 @@ def checkpoint(engine: TrainerEngine, make_feature, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize('name', [TRAINER_STATE_FILE, VALUE_HEAD_FILE])
 def test_damaged_tensors_are_refused_by_name(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    """A truncated or changed file is either read or refused by an error that names the damaged part."""
+    """A truncated or changed file is either read or refused with an error that names the damaged part."""
     data = (checkpoint / name).read_bytes()
     numbers = random.Random(0)
     damages = [data[: numbers.randrange(len(data))] for _ in range(20)]

@@ -63,7 +63,7 @@ def test_lease_is_exclusive(engine_of: Callable[[], TrainerEngine]) -> None:
 
 
 def test_restored_lease_continues_bitwise(engine_of: Callable[[], TrainerEngine]) -> None:
-    """A lease that is restored from a snapshot in another engine continues bitwise like the original."""
+    """A lease that is restored from a snapshot in another engine takes bitwise the same steps as the original."""
     engine, restored = engine_of(), engine_of()
     engine.create_full_adapter('full', ['mlp', 'embed_tokens'])
     _train(engine, 'full', 2)

@@ -43,7 +43,7 @@ def _is_equal(one: list[torch.Tensor] | None, other: list[torch.Tensor] | None) 
 
 @pytest.mark.parametrize('count', COUNTS)
 def test_neighbours_are_added_in_pairs(count: int) -> None:
-    """The sum is bitwise that of a binary tree over the parts, for any number of parts."""
+    """The sum is bitwise equal to that of a binary tree over the parts, for any number of parts."""
     gradients = _gradients(count)
     assert _is_equal(_total(gradients), _pairwise(gradients))
 

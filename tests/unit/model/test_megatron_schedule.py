@@ -32,6 +32,6 @@ def test_default_schedule_is_a_cosine_without_warm_up() -> None:
     ],
 )
 def test_other_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """Missing, unknown and unsupported options are refused by an error that names the option."""
+    """Missing, unknown and unsupported options are refused with an error that names the option."""
     with pytest.raises(InvalidComponentOptions, match=re.escape(message)):
         default_schedule(1e-3, **options)

@@ -27,7 +27,7 @@ def weights_of(engine, name='a'):
 
 @pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
 def test_loss_of_one_batch_equals_the_adapters_loss(engine, make_feature, name):
-    """A batch with a loss gives bitwise the result of an adapter with that loss, also in a shared pass."""
+    """A batch with a loss gives bitwise the result of an adapter with that loss, even in a shared pass."""
     for other, seed in (('b', 3), ('c', 9)):
         engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
     engine.set_loss('b', name)

@@ -99,7 +99,7 @@ def step_if_ready(engine, adapter_id):
 @pytest.mark.parametrize('family', ['tiny_llama_dir', 'tiny_qwen3_dir', 'tiny_gemma_dir'])
 @pytest.mark.parametrize('seed', range(3))
 def test_any_mix_equals_separate_runs(request, make_feature, family, seed):
-    """Mixed ranks, targets, dropout, lengths and temperatures give bitwise the results of separate runs."""
+    """Mixed ranks, targets, dropout, lengths and temperatures give results bitwise equal to those of separate runs."""
     rng = random.Random(seed)
     model = PackedCausalLM.load(request.getfixturevalue(family))
     configs = {f'tenant-{index}': random_config(rng) for index in range(rng.randint(2, 5))}
@@ -134,7 +134,7 @@ def feature_for_all(make_feature, seed):
 
 
 def test_all_losses_share_passes_bitwise(model, make_feature):
-    """Adapters with all losses in shared passes get bitwise the results, metrics and gradients of separate runs."""
+    """Adapters with all losses get bitwise the same results, metrics and gradients in shared passes and alone."""
     shared = TrainerEngine(model, max_pass_tokens=400)
     batch = [feature_for_all(make_feature, seed) for seed in range(4)]
     anchored = [{'input_ids': item['input_ids'], 'labels': [(n + 1) % 2]} for n, item in enumerate(batch)]
@@ -254,7 +254,7 @@ def _raises(batch):
     ],
 )
 def test_a_loss_that_fails_does_not_affect_others(model, make_feature, loss):
-    """A faulty custom loss is refused for its adapter; other results are bitwise those of separate runs."""
+    """A faulty custom loss is refused for its adapter; other results are bitwise equal to those of separate runs."""
     shared, alone = TrainerEngine(model), TrainerEngine(model)
     for engine, names in ((shared, 'abc'), (alone, 'b')):
         for name in names:

@@ -379,7 +379,7 @@ def test_a_step_reports_health_on_request(trainer, make_feature):
 
 
 def test_multi_lora_bounds_the_length(tiny_llama_dir, make_feature):
-    """An example longer than max_length is refused by an error with its index."""
+    """An example longer than max_length is refused with an error that contains its index."""
     model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
     model.add_adapter_to_model('a', LoraConfig(r=4))
     model.forward_only(make_feature(10))
@@ -388,7 +388,7 @@ def test_multi_lora_bounds_the_length(tiny_llama_dir, make_feature):
 
 
 def test_grpo_metric_measures_entropies_on_request(trainer: TransformersModel, tiny_llama_dir):
-    """`GRPOMetric` reports the mean entropy on request, also if the loss does not use it."""
+    """`GRPOMetric` reports the mean entropy on request, even if the loss does not use it."""
     ids, labels = np.arange(5, 12), np.arange(6, 13)
     feature = {'input_ids': ids, 'labels': labels, 'old_logps': np.zeros(7, np.float32), 'advantages': np.ones(7)}
     trainer.set_loss('GRPOLoss')

@@ -26,7 +26,7 @@ LAYERS = TargetLayers(
     ids=['linear layers', 'small', 'large', 'large by pattern'],
 )
 def test_size_counts_every_expert(config: LoraConfig, *, is_allowed: bool) -> None:
-    """The rank of experts is limited, also if a pattern sets it; the rank of linear layers is not limited here."""
+    """The rank of experts is limited, even if a pattern sets it; the rank of linear layers is not limited here."""
     if is_allowed:
         check_expert_size(LAYERS, config)
         return

@@ -137,7 +137,7 @@ def test_groups_give_their_parameters_their_own_options():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_group_updates_like_a_separate_optimizer(name):
-    """A parameter in a group is updated bitwise as a separate optimizer with the group's options would update it."""
+    """A parameter in a group gets bitwise the same updates as from a separate optimizer with the group's options."""
     grouped, first, second = lora_parameters(), lora_parameters(), lora_parameters()
     optimizer = build_optimizer(name, grouped, {'lr': 0.01, 'groups': [{'pattern': 'lora_B', 'lr': 0.2}]})
     train(grouped, optimizer, 3, seed=1)
@@ -198,7 +198,7 @@ def test_groups_need_paths():
 
 
 def test_muon_equals_torch_for_matrices_and_adamw_for_the_rest():
-    """Matrices are updated bitwise as by torch's Muon, and other parameters as by torch's AdamW."""
+    """Matrices get bitwise the same updates as from torch's Muon, and other parameters as from torch's AdamW."""
     parameters, oracle = lora_parameters(), lora_parameters()
     optimizer = build_optimizer('Muon', parameters, {'lr': 0.02, 'weight_decay': 0.1, 'adamw_betas': [0.8, 0.9]})
     matrices = [parameter for name, parameter in oracle.items() if 'lora' in name]

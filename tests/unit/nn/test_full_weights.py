@@ -34,7 +34,7 @@ def test_gradients_are_those_of_plain_transformers(folder: Path) -> None:
 
 
 def test_release_restores_the_base_model_bitwise(folder: Path) -> None:
-    """A released model gives bitwise the results from before training, and collects no gradients."""
+    """A released model gives results bitwise equal to those before training, and collects no gradients."""
     model = PackedCausalLM.load(folder)
     before = _logprob_sum(model, None)
     weights = FullWeights(model)

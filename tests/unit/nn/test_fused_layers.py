@@ -52,7 +52,7 @@ def test_norm_without_a_weight_equals_the_replaced_module():
 
 @pytest.mark.parametrize('activation', ['silu', 'gelu_pytorch_tanh'])
 def test_gated_layer_equals_the_replaced_module(activation):
-    """Values and gradients of a fused gated layer equal those of the replaced module, also for large gate values."""
+    """Values and gradients of a fused gated layer equal those of the replaced module, even for large gate values."""
     torch.manual_seed(0)
     mlp = LlamaMLP(config_of(32, hidden_act=activation))
     compare(fused_mlp(mlp), mlp, 20 * torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(1)))

@@ -44,7 +44,7 @@ def by_autograd(layer_draw: LayerDropout | None) -> list[Tensor]:
 @pytest.mark.parametrize('layer_draw', [None, DROPOUT], ids=['plain', 'dropout'])
 @pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_update_and_gradients_equal_autograd(layer_draw, dtype, tolerance):
-    """Output and gradients equal those of autograd, also for 16-bit rows; factor gradients are always float32."""
+    """Output and gradients equal those of autograd, including for 16-bit rows; factor gradients are always float32."""
     own, expected = by_hand(dtype, layer_draw), by_autograd(layer_draw)
     assert [tensor.dtype for tensor in own[2:]] == [torch.float32, torch.float32]
     for one, other in zip(own, expected, strict=True):

@@ -64,7 +64,7 @@ def gradients_of(engine: TrainerEngine, name: str) -> list[bytes]:
 
 @pytest.mark.filterwarnings('ignore:.*tie:UserWarning')  # peft warns that merging would change the embeddings
 def test_gradients_equal_peft(folder):
-    """Log-probabilities and all gradients, also of the head, equal those of transformers with peft."""
+    """Log-probabilities and all gradients, including those of the head, equal those of transformers with peft."""
     engine = new_engine(folder, {'a': HEAD})
     feature, weights = make_feature(200), engine.adapter('a').weights
     config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=['lm_head', 'q_proj'])

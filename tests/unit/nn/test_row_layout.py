@@ -73,7 +73,7 @@ def test_rows_of_an_adapter_do_not_depend_on_the_other_adapters() -> None:
 
 @pytest.mark.parametrize('row_count', [1, 5, 16, 50])
 def test_masks_are_those_of_one_process(row_count: int) -> None:
-    """Together, ranks drop the elements that a single process drops, also for adapters with few rows."""
+    """Together, ranks drop the elements that a single process drops, even for adapters with few rows."""
     (span,) = spans_of((0, row_count))
     assert span.dropout is not None
     # A layer pads few rows before it applies the mask.

@@ -42,7 +42,7 @@ def test_model_is_refused_by_its_configuration(config: dict[str, Any], size: int
 
 
 def test_model_is_accepted(tmp_path: Path) -> None:
-    """A text model whose heads the ranks can divide is accepted, also with fewer key-value heads than ranks."""
+    """A text model whose heads the ranks can divide is accepted, even with fewer key-value heads than ranks."""
     check_divisible(build_tiny_model(tmp_path), 2)
 
 

@@ -90,7 +90,7 @@ REFUSED = {
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_inconsistent_media_are_refused(name):
-    """Inconsistent tokens, grids, patches and positions are refused by an error with the field."""
+    """Inconsistent tokens, grids, patches and positions are refused with an error that names the field."""
     feature, field = REFUSED[name]
     with pytest.raises(InvalidFeatures) as refused:
         pack(TEXT, feature)

@@ -63,7 +63,7 @@ def test_a_sample_without_versions_is_refused():
 
 
 def test_a_sample_without_tokens_is_not_stale():
-    """A sample without sampled tokens has age 0 and does not drop its group."""
+    """A sample without sampled tokens has age 0, so its group is not dropped because of it."""
     assert staleness_of(sampled(), version=3) == 0
     fresh = drop_stale([sampled(3), sampled()], version=3, max_staleness=0, group_size=2)
     assert (fresh.indexes, fresh.ages) == ([0, 1], [0, 0])

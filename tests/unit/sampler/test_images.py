@@ -46,7 +46,7 @@ def generated(folder, feature):
 
 
 def test_greedy_tokens_equal_transformers(folder):
-    """Prompts with images and a video give the greedy tokens of transformers, also in a batch with a text prompt."""
+    """Prompts with images and a video give the greedy tokens of transformers, even in a batch with a text prompt."""
     sampler = TorchSampler(str(folder))
     prompt = Template(str(folder)).encode(MEDIA_CHAT, add_generation_prompt=True)
     alone = sampler.sample(MEDIA_CHAT, GREEDY)[0].sequences[0]

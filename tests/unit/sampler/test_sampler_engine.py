@@ -90,7 +90,7 @@ def test_repetition_penalty_equals_generate(engine, tiny_llama_dir):
 
 
 def test_other_requests_do_not_affect_a_sample(model, adapters):
-    """Tokens and log-probabilities of a request in a batch are bitwise those of the request alone."""
+    """Tokens and log-probabilities of a request are bitwise the same in a batch and alone."""
     requests = {
         f'{index}-{temperature}': (
             prompt,

@@ -1,4 +1,4 @@
-"""The version store with cancelled callers: fetches and changes that have started complete or are reported later."""
+"""The version store with cancelled callers: a started fetch or change completes, and later calls see its result."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from twinkle_services.sampler.domain.errors import VersionNotReady
 
 ALICE = Caller(tenant_id='alice')
 NOW = timedelta()
-"""Waiting time of a request that does not wait."""
+"""Maximum wait of a request that does not wait."""
 _MAX_ITERATIONS = 200
 """Iterations of the event loop after which all fakes have finished."""
 
@@ -112,7 +112,7 @@ async def retry_version(store: AdapterVersions, **choice) -> int:
 
 
 async def test_call_that_does_not_wait_finds_an_evicted_version_later(store, source):
-    """A fetch that a non-waiting call starts continues, and a later call finds the version."""
+    """A fetch continues after the non-waiting call that started it, and a later call finds the version."""
     for version in (1, 2, 3):
         source.publish('alice', lora_weights(version))
         assert await version_of(store, at_least=version) == version

@@ -128,7 +128,7 @@ def test_unequal_adapters_are_multiplied_separately():
 
 
 def test_values_of_an_adapter_reach_no_other_adapter():
-    """NaN or infinity in an adapter's factors or inputs affects only its own rows, also in padded batched products."""
+    """NaN or infinity in an adapter's factors or inputs affects only its own rows, even in padded batched products."""
     a, b = stacks(2, 2, 2, 2)
     a[0][1] = float('nan')
     slots = torch.tensor([1, 0, 2, 3, 0, 2])

@@ -22,7 +22,7 @@ def flat(own: tuple[int, float], rank: int, *, is_joined: bool) -> FlatLogprobs:
     ('own', 'rank'), [((7, -0.5), 1), ((8, -1.0), 2), ((9, -2.5), 3), ((5, -3.0), 4), ((6, -9.0), 40)]
 )
 def test_entry_is_the_same_for_merged_outputs(own, rank, is_joined):
-    """The sampled token is first, and is repeated if it is among the most likely tokens, also in merged outputs."""
+    """The sampled token is first, and is repeated if it is among the most likely tokens, even in merged outputs."""
     assert top_tokens(flat(own, rank, is_joined=is_joined), 0, count=3) == [own, *BEST]
 
 

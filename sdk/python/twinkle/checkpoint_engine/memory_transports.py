@@ -1,4 +1,4 @@
-"""Transports in which the receiver reads a buffer of the sender, one piece after the other.
+"""Transports in which the receiver reads a buffer of the sender piece by piece.
 
 The sender describes its buffer over the channel of the transfer, fills it, and waits until the receiver has read it.
 """
@@ -23,7 +23,7 @@ _storages: Any = torch.UntypedStorage
 
 
 class MemoryTransport(WeightTransport):
-    """A transport over memory that the receiver can read. Subclasses make the buffer and read it."""
+    """A transport over memory that the receiver can read. Subclasses allocate the buffer and read it."""
 
     name: ClassVar[str]
 
@@ -48,7 +48,7 @@ class MemoryTransport(WeightTransport):
 
     @abstractmethod
     def expose(self) -> Any:
-        """Make the sender's buffer of `piece_bytes`, and return its description as JSON values."""
+        """Allocate the sender's buffer of `piece_bytes`, and return its description as JSON values."""
 
     @abstractmethod
     def open(self, description: Any) -> None:
@@ -78,7 +78,7 @@ class CudaIpcTransport(MemoryTransport):
 
     def expose(self) -> Any:
         self._buffer = torch.empty(self.options.piece_bytes, dtype=torch.uint8, device='cuda')
-        # torch.multiprocessing shares tensors with the same two methods of storages.
+        # torch.multiprocessing shares tensors through the same two storage methods.
         storage: Any = self._buffer.untyped_storage()
         handle = storage._share_cuda_()
         gpu = _cuda.get_device_properties(self._buffer.device).uuid

@@ -98,7 +98,7 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_
 def resolve_plugin(plugin_id: str) -> Path:
     """Return the local folder of a plugin, which contains an `__init__.py`.
 
-    The code is downloaded but not run. Plugins are model repositories, also in the mirror.
+    The code is downloaded but not run. Plugins are model repositories, including in the mirror.
 
     Args:
         plugin_id: `hf://org/name`, `ms://org/name`, or the path of a folder.

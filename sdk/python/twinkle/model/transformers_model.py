@@ -24,10 +24,10 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
     With `remote_group`, the trainer runs in the workers of the group, and its methods receive whole batches.
 
     In a program of several processes, every process makes the same calls and passes its share of each batch. All
-    processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise those of one process with all
-    shares, except that `tp` and `ulysses` ranks, and `fsdp` ranks in full-parameter training, change the rounding. For
-    custom losses see `forward_backward_custom`. Each process receives the loss and the metrics of the whole batch, and
-    the outputs of the examples that it passed.
+    processes train on the whole batch. On CPUs, losses, metrics and adapters are bitwise the same as in one process
+    with all shares, except that `tp` and `ulysses` ranks, and `fsdp` ranks in full-parameter training, change the
+    rounding. For custom losses see `forward_backward_custom`. Each process receives the loss and the metrics of the
+    whole batch, and the outputs of the examples that it passed.
 
     Args:
         model_id: hub id or folder.

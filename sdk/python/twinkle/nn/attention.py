@@ -36,7 +36,7 @@ def packed_attention(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Attend causally within each sequence, also to the rows of a span's parents.
+    """Attend causally within each sequence, including to the rows of a span's parents.
 
     Returns:
         Attention output, float [1, T, Q, H], zero for rows outside all sequences; and None for the weights.

@@ -1,6 +1,6 @@
 """Sharding of a model's weights with torch's `fully_shard` (FSDP2).
 
-Adapters stay whole on every rank. A rank stores its share of the base weights. While a pass runs, it also stores up to
+Every rank has complete adapters. A rank stores its share of the base weights. While a pass runs, it also stores up to
 two whole layers, the embedding and the output head. If the base weights are trained, FSDP adds the gradients of all
 ranks, and each rank stores its share of the sum.
 """

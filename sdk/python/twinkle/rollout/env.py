@@ -47,7 +47,7 @@ class Env(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the environment's resources. Called once, also after an error."""
+        """Release the environment's resources. Called once, even after an error."""
         ...
 
 

@@ -69,7 +69,7 @@ class ToolResult:
     """The result of a call."""
 
     message: Message
-    """Message for the model, also after a failure."""
+    """Message for the model, even after a failure."""
     failure: ToolFailure | None = None
     """Reason for the failure. None: the call succeeded."""
     is_cut: bool = False

@@ -17,7 +17,7 @@ class CudaMemory(Protocol):
         ...
 
     def memory_reserved(self, device: str) -> int:
-        """Return the bytes that this process's allocator holds, also for later tensors."""
+        """Return the bytes that this process's allocator holds, including memory reserved for later tensors."""
         ...
 
     def mem_get_info(self, device: str) -> tuple[int, int]:

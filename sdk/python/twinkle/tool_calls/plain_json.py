@@ -20,7 +20,7 @@ _FIELDS = {'id', 'type', 'name', 'arguments', 'parameters'}
 
 
 class JsonParser:
-    """Parser of `{"name": ..., "arguments": {...}}` (or `parameters`) or a list of such objects, also in a code fence.
+    """Parser of `{"name": ..., "arguments": {...}}` (or `parameters`) or a list of such objects, even in a code fence.
 
     An object with other fields is not a call, because models also answer in JSON.
     """

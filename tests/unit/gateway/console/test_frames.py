@@ -75,7 +75,7 @@ def test_absent_timeout_is_none() -> None:
 
 @pytest.mark.parametrize('text', ['', 'S', '1', '1s', '1 S', '-1S', '1.5S', '123456789S', '1S '])
 def test_malformed_timeout_is_refused(text: str) -> None:
-    """A header that the protocol does not define is refused by an error that names the header."""
+    """A header that the protocol does not define is refused with an error that names the header."""
     with pytest.raises(InvalidField) as caught:
         timeout_seconds({'grpc-timeout': text})
     assert caught.value.field == 'grpc-timeout'

@@ -183,7 +183,7 @@ async def test_new_adapter_is_found_by_querying_the_services() -> None:
 
 @pytest.mark.parametrize('down', [set[str](), {'two'}], ids=['all up', 'one down'])
 async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(down: set[str]) -> None:
-    """An absent adapter and another tenant's adapter have the same outcome, also if one service is unreachable."""
+    """An absent adapter and another tenant's adapter have the same outcome, even if one service is unreachable."""
     services, runs = Services(one={'tiny'}, two={'small'}), MemoryRunStore()
     await runs.save(_run('ad-bob', 'tiny', tenant_id='bob'))
     services.adapters['one'].add(('bob', 'ad-bob'))

@@ -1,4 +1,4 @@
-"""Merged lists of the adapters of several model services, also if some services are unreachable."""
+"""Merged lists of the adapters of several model services, even if some services are unreachable."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

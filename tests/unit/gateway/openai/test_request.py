@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API: each is parsed, or refused by an error that names the parameter."""
+"""Request bodies of the OpenAI API: each is parsed, or refused with an error that names the parameter."""
 
 import itertools
 import json

@@ -73,7 +73,7 @@ def test_scores_have_the_layout_of_the_request(*, targets: np.ndarray, is_compre
 
 
 def test_sdk_reads_drawn_tokens() -> None:
-    """The SDK reads drawn tokens as int64 and their scores as float32, also from JSON."""
+    """The SDK reads drawn tokens as int64 and their scores as float32, including from JSON."""
     result = native.SampleBatchResponse()
     tokens, logprobs = np.array([[5, 6], [7, 5]], np.int32), np.array([[-1, -2], [-3, -np.inf]], np.float32)
     result.prompt.drawn_token_ids.CopyFrom(tensor_to_proto(tokens))

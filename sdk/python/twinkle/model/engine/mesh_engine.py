@@ -36,7 +36,7 @@ class EngineOptions:
     max_pass_tokens: int
     """See `TrainerEngine`."""
     is_megatron: bool = False
-    """Whether Megatron-core runs the layers, also on a mesh without `tp` and `pp` ranks."""
+    """Whether Megatron-core runs the layers, even on a mesh without `tp` and `pp` ranks."""
     quantization: str | None = None
     """'nf4' stores the weights of linear layers in four bits; see `twinkle.nn.four_bit`."""
 

@@ -20,7 +20,7 @@ class AdapterOwner(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of the owner in the group."""
+        """Rank of the owner in the group."""
         ...
 
     @property
@@ -33,8 +33,8 @@ class AdapterOwner(Protocol):
 
         Args:
             call: description of the call, equal on all ranks.
-            work: function of the owner; its result is pickled.
-            updated: tensors that `work` changes. The other ranks receive their contents, also after an exception.
+            work: function to run on the owner; its result is pickled.
+            updated: tensors that `work` changes. The other ranks receive their contents, even after an exception.
 
         Raises:
             CallsDiffer: another rank made a different call.

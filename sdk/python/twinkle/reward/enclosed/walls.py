@@ -1,4 +1,4 @@
-"""Walls: irrevocable restrictions that a process sets for itself on system calls, files and resources.
+"""Sandbox walls: restrictions on system calls, files and resources that a process sets for itself and cannot remove.
 
 Linux 5.13 or later on x86-64 supports all walls for any user, without a container, with seccomp filters and
 Landlock. Other systems support some of the walls; `enclose` returns the active walls.

@@ -89,8 +89,8 @@ class SampleRequest(_message.Message):
         only the remaining tokens. With a seed and without structured output, an engine of the same kind samples the same
         tokens as the first one would have sampled. `prompt` must contain the tokens of the `prompt` event, and `adapter`
         must name the exact version of the delivered tokens, so requests for a checkpoint cannot be continued. The gateway
-        accepts at most 4096 delivered tokens in all entries together, and neither structured output nor log-probabilities
-        of the prompt nor a prompt probe. It counts the prompt and the tokens of unfinished sequences as tokens of a prompt.
+        accepts at most 4096 delivered tokens in total. It accepts neither structured output, nor log-probabilities
+        of the prompt, nor a prompt probe. It counts the prompt and the tokens of unfinished sequences as prompt tokens.
         Samplers accept the field only from services of the deployment. Empty for a new request.
         """
 
