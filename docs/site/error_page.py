@@ -1,4 +1,4 @@
-"""The page of error reasons: the cause from the contract, and the messages with the cure from the services."""
+"""The page of error reasons: the cause from the contract, and the services' messages, which contain the solution."""
 
 import ast
 import re

@@ -72,7 +72,7 @@ class FleetConfig(_Section):
     """Time for which a new request waits if no sampler is available, for example because all have left the fleet. The
     request is then refused with NO_REPLICA, and clients repeat it."""
     waiting_per_tenant: int = Field(default=1024, ge=1)
-    """Maximum number of a tenant's waiting requests at each sampler. If all are full, further requests are refused."""
+    """Maximum number of a tenant's waiting requests for each sampler. If all are full, further requests are refused."""
     relay_fan_out: int = Field(default=0, ge=0)
     """Number of samplers to which each sampler relays weights. With 0, all samplers use the checkpoint service."""
     checkpoint_address: str = ''

@@ -76,8 +76,8 @@ class RunMetrics:
         More than 1,000 values are sent in several requests, so after an error, the first values may be stored.
 
         Args:
-            values: Numbers by name, also NumPy and torch scalars. A name has 1 to 128 printable ASCII characters and no
-                spaces.
+            values: Numbers by name; NumPy and torch scalars are accepted. A name has 1 to 128 printable ASCII
+                characters and no spaces.
             step: Step of the program, at least 0.
 
         Raises:

@@ -90,7 +90,7 @@ class LoggedRollout:
     completion_messages: Sequence[Message]
     completion_text: str
     token_ids: npt.NDArray[np.int32] | None
-    """int32 [T]. Tokens after the prompt, also tokens that were not sampled."""
+    """int32 [T]. Tokens after the prompt, including tokens that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None
     """float32 [T]. Natural log-probability of each token when it was sampled; NaN if unknown."""
     token_advantages: npt.NDArray[np.float32] | None

@@ -26,7 +26,7 @@ class Publisher:
 
         Raises:
             InternalOnly: The caller is not a service.
-            InvalidField: The state is too large, or a chunk or the segment does not fit the size of the state.
+            InvalidField: The state is too large, or a chunk or the segment does not match the size of the state.
             StreamOutOfOrder, ChunkCorrupt, DigestMismatch: A frame is missing, out of order or damaged, or the bytes do
                 not match the announced digest.
             VersionConflict, CheckpointExists: Another state is committed under the same key, or a newer version exists.

@@ -134,7 +134,7 @@ class Loaders:
             ScopeMissing: The API key lacks the scope `data`.
             StreamOutOfOrder: The first request is not a start, or a start is repeated.
             LoaderNotFound: The tenant has no such loader.
-            InvalidField: The cursor does not fit the loader, a number of credits is out of range, a row of a lazy
+            InvalidField: The cursor does not belong to the loader, a number of credits is out of range, a row of a lazy
                 dataset cannot be computed, or chats of packed rows are requested. The field `start.loader_id` means
                 that the dataset changed while the loader was opened.
             StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.

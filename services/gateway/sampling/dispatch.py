@@ -140,7 +140,7 @@ class Dispatch:
 
     @contextmanager
     def track(self, replica: Replica, attempt: Attempt) -> Iterator[None]:
-        """Count a call without sequences, which needs no slot, as running at a replica while the block runs."""
+        """Count a call without sequences, which needs no slot, as running on a replica while the block runs."""
         slot = Slot(attempt.tenant_id, 0, is_granted=True)
         with self.membership.track_sequences(replica, 0), self.suspects.track(replica.replica_id, attempt, slot):
             yield

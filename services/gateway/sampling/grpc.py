@@ -110,7 +110,7 @@ class SamplerClient:
             raise ServiceUnreachable('sampler') from error
 
     async def abort(self, address: str, request_id: str) -> bool:
-        """Abort a request at a replica, and return whether the replica ran the request; False if the call failed."""
+        """Abort a request on a replica, and return whether the replica ran the request; False if the call failed."""
         message = wire.AbortRequest(request_id=request_id).SerializeToString()
         with suppress(DomainError):
             await self.call(address, 'Abort', message, deadline=None)

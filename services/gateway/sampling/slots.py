@@ -137,7 +137,7 @@ class FairSlots(Generic[Item]):
 
 @dataclass(eq=False)
 class Slot:
-    """Slot of one request at a replica, for all of its sequences."""
+    """Slot of one request on a replica, for all of its sequences."""
 
     tenant_id: str
     sequence_count: int
@@ -169,7 +169,7 @@ class Slot:
 
 
 class ReplicaQueue:
-    """Queue of the requests at one replica; it does no I/O."""
+    """Queue of the requests for one replica; it does no I/O."""
 
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
@@ -224,7 +224,7 @@ class ReplicaSlots:
 
     @contextmanager
     def reserve(self, replica: Replica, tenant_id: str, sequence_count: int) -> Iterator[Slot]:
-        """Queue a request at a replica for the duration of the block; `Slot.wait` returns when it may run.
+        """Queue a request for a replica for the duration of the block; `Slot.wait` returns when it may run.
 
         Raises:
             QueueFull: too many requests of the tenant wait there.

@@ -1,4 +1,4 @@
-"""Requests in flight at samplers, and which of them may have crashed a sampler."""
+"""Requests in flight on samplers, and which of them may have crashed a sampler."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ SUSPECTED_FAILURES = 2
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
-"""Maximum time for which a suspected request waits for the requests at its sampler. Its turn ends after twice this time
+"""Maximum time for which a suspected request waits for the requests on its sampler. Its turn ends after twice this time
 at the latest, and other requests wait for suspected ones for at most twice this time in total. A few seconds suffice,
 because crashes occur early."""
 _SENDING_SECONDS = 0.05
@@ -138,7 +138,7 @@ class Suspects:
         self._lock = asyncio.Lock()
         self._turn: Turn | None = None
         self._in_flight: dict[str, dict[Slot, Attempt]] = {}
-        """Requests at each replica."""
+        """Requests on each replica."""
         self._losses: dict[str, _Loss] = {}
         """Recent losses by replica."""
         self._changed = asyncio.Event()
@@ -221,7 +221,7 @@ class Suspects:
                     await self._turn.wait()
 
     async def _take_turn(self, attempt: Attempt, replica_id: str) -> None:
-        """Wait for a suspected request's turn, and then briefly for progress of the other requests at its replica."""
+        """Wait for a suspected request's turn, and then briefly for progress of the other requests on its replica."""
         await self._lock.acquire()
         self._turn = attempt.turn = Turn(self._lock)
         # Requests that were just routed to this replica need time to get their slots.
@@ -232,7 +232,7 @@ class Suspects:
                     await self._changed.wait()
 
     def _count_without_progress(self, replica_id: str) -> int:
-        """Return the number of requests at a replica that have a slot and have made no progress."""
+        """Return the number of requests on a replica that have a slot and have made no progress."""
         requests = self._in_flight.get(replica_id, {})
         return sum(slot.is_granted and not attempt.is_delivering for slot, attempt in requests.items())
 

@@ -214,7 +214,7 @@ def _refuse_nul(
     for row in rows:
         values = cast(Iterable[Any], row.values() if isinstance(row, dict) else row)
         if any(isinstance(value, str) and '\0' in value for value in values):
-            raise InvalidField('request', 'must not have a NUL character in a text that is stored')
+            raise InvalidField('request', 'must not have a NUL character in a stored string')
 
 
 def _with_driver(url: str) -> URL:

@@ -42,7 +42,7 @@ class BatchSource(Protocol):
 
         Raises:
             ForwardedError: The data service refused the call, for example with NOT_FOUND for another tenant's loader.
-            InvalidField: The cursor does not fit the loader, or the batch is too large.
+            InvalidField: The cursor does not belong to the loader, or the batch is too large.
             LoaderAtEnd: The loader has no batch at this position.
             ServiceUnreachable: The data service cannot be reached.
             NotBuiltYet: This deployment has no data service.

@@ -24,7 +24,7 @@ _DRAIN_TIMEOUT_SECONDS = 2.0
 
 
 class _Lease:
-    """State of the lease at one gateway."""
+    """State of the lease with one gateway."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self.gateway = gateway
@@ -42,7 +42,7 @@ class _Lease:
 
 
 class Membership:
-    """Maintains a lease at each gateway and retries gateways that cannot be reached.
+    """Maintains a lease with each gateway, and retries gateways that cannot be reached.
 
     Concurrency: use it from one event loop only.
     """

@@ -42,7 +42,7 @@ def run(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_numbers_of_every_kind_are_logged(metrics: RunMetrics) -> None:
-    """Python, NumPy and torch numbers are stored as float64, also tensors with a gradient."""
+    """Python, NumPy and torch numbers are stored as float64, including tensors with a gradient."""
     values = {'int': 3, 'float': -0.5, 'numpy': np.float32(1.5), 'nan': math.nan, 'inf': math.inf}
     await metrics.log.aio({**values, 'torch': torch.tensor(2.5, requires_grad=True)}, step=np.int64(0))
     found = await metrics.get.aio([*values, 'torch'])
@@ -71,7 +71,7 @@ async def test_long_curves_are_reduced_on_request(metrics: RunMetrics) -> None:
 
 @pytest.mark.parametrize('value', ['1.5', b'1.5', None, [1.0], np.zeros(2), 10**400])
 async def test_values_that_are_no_numbers_are_refused_by_name(metrics: RunMetrics, value: Any) -> None:
-    """A value that is not a single number is refused by name, and nothing of the call is stored."""
+    """The error for a value that is not a single number names it, and nothing of the call is stored."""
     with pytest.raises(TypeError, match=r"values\['reward'\]: expected a number"):
         await metrics.log.aio({'loss': 1.0, 'reward': value}, step=0)
     assert await metrics.get.aio() == {}

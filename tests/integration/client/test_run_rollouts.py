@@ -188,7 +188,7 @@ async def test_features_and_chats_are_logged(rollouts: RunRollouts) -> None:
 async def test_arguments_that_do_not_match_are_refused(
     rollouts: RunRollouts, arguments: dict[str, Any], message: str
 ) -> None:
-    """Arguments that do not match the completions are refused by name, and nothing of the call is stored."""
+    """The error for an argument that does not match the completions names it, and nothing of the call is stored."""
     with pytest.raises((ValueError, TypeError), match=message):
         await rollouts.log.aio(**{'trajectories': responses(['4', '5']), 'step': 0, **arguments})
     assert await rollouts.list.aio() == []

@@ -1,4 +1,4 @@
-"""The client's watches of metrics, also across a killed gateway, and `twinkle run show --follow`."""
+"""The client's watches of metrics, including across a killed gateway, and `twinkle run show --follow`."""
 
 import asyncio
 import os

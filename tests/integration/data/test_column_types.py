@@ -1,4 +1,4 @@
-"""DatasetService over loopback: dates become text, and an unsupported column is refused by name."""
+"""DatasetService over loopback: dates become text, and the error for an unsupported column names it."""
 
 import asyncio
 from datetime import UTC, date, datetime

@@ -114,7 +114,7 @@ async def test_deadline_of_the_browser_ends_the_call(client: ConsoleClient, upst
 
 
 async def test_closed_browser_cancels_a_unary_call(gateway: RunningGateway, upstream: Upstream) -> None:
-    """If a browser closes its connection while it waits for a response, the call at the service is cancelled."""
+    """If a browser closes its connection while it waits for a response, the call to the service is cancelled."""
     async with console_client(gateway) as browser:
         await browser.log_in()
         request = adapter_service_pb2.GetAdapterRequest(adapter_id='slow')
@@ -135,7 +135,7 @@ async def test_watch_sends_messages_while_the_stream_is_open(client: ConsoleClie
 
 
 async def test_closed_browser_cancels_a_stream(gateway: RunningGateway, upstream: Upstream) -> None:
-    """If a browser closes a stream, the call at the service is cancelled."""
+    """If a browser closes a stream, the call to the service is cancelled."""
     async with console_client(gateway) as browser:
         await browser.log_in()
         async with browser.stream(SAMPLE, sampler_service_pb2.SampleRequest()) as frames:
@@ -203,7 +203,7 @@ async def test_blocked_browser_gets_no_trailers_inside_a_message(
 
 @pytest.mark.parametrize('method', [TRAIN, 'twinkle.api.model.v1.TrainingService/UploadBatch'])
 async def test_stream_of_requests_is_unimplemented(client: ConsoleClient, upstream: Upstream, method: str) -> None:
-    """A method with a stream of requests is refused by name before anything is forwarded."""
+    """A method with a stream of requests is refused before anything is forwarded, and the error names the method."""
     result = await client.call(method, training_service_pb2.TrainRequest())
     assert (result.code, result.reason) == (12, 'NOT_BUILT_YET')
     assert method in result.text

@@ -210,7 +210,7 @@ async def test_stopping_gateway_ends_watches_with_a_status_that_clients_retry(tm
     ],
 )
 async def test_invalid_watches_are_refused(gateway: RunningGateway, runs: Any, wanted: Any, field: str) -> None:
-    """An invalid request is refused by field before a run is looked up."""
+    """An invalid request is refused before a run is looked up, and the error names the field."""
     failure = await failure_of(watch(gateway.channel, *runs, **wanted))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 

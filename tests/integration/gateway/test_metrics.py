@@ -115,7 +115,7 @@ async def test_key_for_sampling_reads_and_does_not_log(gateway: RunningGateway, 
     ],
 )
 async def test_invalid_points_are_refused(gateway: RunningGateway, points: list[dict[str, Any]], field: str) -> None:
-    """An invalid request is refused by field before the run is looked up, and stores nothing."""
+    """An invalid request is refused before the run is looked up; the error names the field, and nothing is stored."""
     request = messages.LogMetricsRequest(run_id='ad-1', points=[messages.MetricPoint(**point) for point in points])
     failure = await failure_of(stub_of(gateway).LogMetrics(request, metadata=ADMIN))
     assert (failure.code, failure.metadata['field']) == (grpc.StatusCode.INVALID_ARGUMENT, field)

@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_unsupported_parameters_are_named(running: OpenAiGateway) -> None:
-    """A wrong or unsupported parameter is refused by name; for stored responses, the error names the alternative."""
+    """The error for a wrong or unsupported parameter names it and, for stored responses, the alternative."""
     mismatches: list[Any] = []
     for fields, param in REFUSED:
         response = await running.post('/responses', {'model': 'tiny', 'input': 'Hi', **fields})

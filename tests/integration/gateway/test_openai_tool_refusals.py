@@ -72,7 +72,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_errors_name_wrong_tool_parameters(running: OpenAiGateway) -> None:
-    """A wrong or unsupported tool parameter is refused by name with status 400 before any sampling."""
+    """A wrong or unsupported tool parameter is refused with status 400 and its name, before any sampling."""
     mismatches: list[Any] = []
     for fields, param in REFUSED:
         response = await running.post('/chat/completions', {'model': 'tiny', 'messages': ASK, **fields})

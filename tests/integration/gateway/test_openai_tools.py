@@ -1,4 +1,4 @@
-"""Tests of tool calls at the OpenAI API with OpenAI's SDK; the engine samples predefined pieces of text."""
+"""Tests of tool calls over the OpenAI API with OpenAI's SDK; the engine samples predefined pieces of text."""
 
 import json
 from collections.abc import AsyncIterator, Sequence

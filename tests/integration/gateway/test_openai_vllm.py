@@ -1,4 +1,4 @@
-"""Tests of constrained tool calls at the OpenAI API with vLLM: a tiny random model and the built-in model."""
+"""Tests of constrained tool calls over the OpenAI API with vLLM: a tiny random model and the built-in model."""
 
 import json
 from collections.abc import AsyncIterator

@@ -138,7 +138,7 @@ async def test_pages_of_a_query_continue(tmp_path: Path) -> None:
     ],
 )
 async def test_invalid_requests_are_refused(tmp_path: Path, request_: Any, field: str) -> None:
-    """An invalid request is refused by field, even by a gateway without a folder of traces."""
+    """The error for an invalid request names the field, even at a gateway without a folder of traces."""
     for options in ({}, reading(tmp_path)):
         async with running_gateway(tmp_path / 'state', **options) as gateway:
             stub = stub_of(gateway)

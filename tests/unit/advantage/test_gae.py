@@ -134,7 +134,7 @@ def test_mean_penalty_is_the_divergence() -> None:
     ],
 )
 def test_inconsistent_sequences_are_refused(arguments: tuple[object, object], field: str) -> None:
-    """An error that names the argument refuses invalid or inconsistent sequences."""
+    """The error for invalid or inconsistent sequences names the argument."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage()(*arguments)
     assert caught.value.field.startswith(field)
@@ -159,7 +159,7 @@ def test_masks_without_counted_tokens_are_refused() -> None:
     ],
 )
 def test_inconsistent_token_reward_arguments_are_refused(options: dict[str, object], field: str) -> None:
-    """An error that names the argument refuses invalid and inconsistent arguments."""
+    """The error for an invalid or inconsistent argument names the argument."""
     with pytest.raises(InvalidAdvantageInput) as caught:
         GAEAdvantage.build_token_rewards([1.0], **{'lengths': [2], **options})
     assert caught.value.field == field

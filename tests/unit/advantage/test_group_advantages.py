@@ -125,7 +125,7 @@ def test_batch_is_one_group_by_default() -> None:
     ],
 )
 def test_invalid_rewards_are_refused(rewards: object, generations: object, field: str) -> None:
-    """An error that names the argument refuses invalid rewards and invalid group sizes."""
+    """The error for invalid rewards or an invalid group size names the argument."""
     for estimator in (GRPOAdvantage(), RLOOAdvantage()):
         with pytest.raises(InvalidAdvantageInput) as caught:
             estimator(rewards, generations)

@@ -60,7 +60,7 @@ async def test_versions_are_served_from_memory_before_they_are_durable(host: Hos
 
 
 async def test_pinned_versions_are_durable_when_the_call_returns(host: Host) -> None:
-    """When a call that publishes a pinned version or pins a version returns, the durable store has this version."""
+    """A call that publishes a pinned version or pins a version returns only once the durable store has the version."""
     tier = host.tier()
     records = [await put(tier, 1, is_pinned=True), replace(await put(tier, 2), is_pinned=True)]
     await tier.update(records[1])

@@ -180,7 +180,7 @@ def test_empty_prompt_is_refused(prompt: object) -> None:
 
 
 def test_peft_configuration_is_read() -> None:
-    """An object with the fields of a PEFT configuration is accepted; an unsupported option is refused by name."""
+    """An object with the fields of a PEFT configuration is accepted; the error for an unsupported option names it."""
 
     class PeftConfig:
         r = 4

@@ -48,7 +48,7 @@ def _decisions(observed: Sequence[tuple[float, Sequence[EngineLoad]]]) -> list[i
     ],
 )
 def test_number_changes_after_a_constant_load(loads: Sequence[EngineLoad], seconds: float, change: int) -> None:
-    """A sampler is added if all have a queue, and removed if half of the other samplers' capacity is sufficient."""
+    """A sampler is added if every sampler has a queue, and removed if half of the others' capacity is sufficient."""
     assert _decisions([(5.0, loads), (5.0 + seconds, loads)]) == [0, change]
 
 
@@ -81,7 +81,7 @@ def test_measured_time_starts_again_after_a_change() -> None:
     ],
 )
 def test_invalid_section_is_refused(tmp_path: Path, section: str, problem: str) -> None:
-    """An error that names the field refuses an invalid section."""
+    """The error for an invalid section names the field."""
     (tmp_path / 'stack.yaml').write_text(f'sampler_count: 2\nautoscaling: {section}\n')
     with pytest.raises(ValueError, match=problem):
         StackOptions(state_dir=tmp_path).with_file(tmp_path / 'stack.yaml')

@@ -133,7 +133,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize('suffix', WRITERS)
 @pytest.mark.parametrize('name', SUPPORTED)
 def test_supported_types_become_json_values(tmp_path: Path, name: str, suffix: str) -> None:
-    """A value in a Parquet or Arrow file has the documented form, also within an object; null stays null."""
+    """A value in a Parquet or Arrow file has the documented form, even within an object; null stays null."""
     array, expected = SUPPORTED[name]
     path = tmp_path / f'rows.{suffix}'
     WRITERS[suffix](path, pa.table({'x': array, 'n': range(len(array))}))

@@ -90,7 +90,7 @@ def test_nested_columns_are_not_written_as_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('value', [b'a', '\ud800', {1, 2}, CYCLE], ids=['bytes', 'surrogate', 'set', 'cycle'])
 def test_values_that_json_cannot_represent_are_named(tmp_path: Path, value: object) -> None:
-    """Values that JSON lines cannot represent are refused by row and column, without leaving a file."""
+    """The error for a value that JSON lines cannot represent names the row and column, and no file is left."""
     with pytest.raises(UnreadableFile, match=r'rows\[1\]\.picture cannot be written'):
         write_rows(tmp_path / 'rows.jsonl', [{'picture': None}, {'text': 'a', 'picture': value}])
     assert list(tmp_path.iterdir()) == []

@@ -184,7 +184,7 @@ def test_a_limited_download_from_a_stopped_hub_is_refused(monkeypatch: pytest.Mo
     ids=lambda model_id: model_id[:20],
 )
 def test_malformed_ids_are_refused(model_id: str) -> None:
-    """A text that is neither an id nor a path is refused."""
+    """A string that is neither an id nor a path is refused."""
     with pytest.raises(ModelNotFound):
         resolve_model(model_id)
 

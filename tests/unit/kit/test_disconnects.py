@@ -21,7 +21,7 @@ class _Disconnected:
 
 
 async def test_error_of_a_disconnected_call_cancels_it() -> None:
-    """A call that ends with an error after its client has disconnected is cancelled, and is no internal error."""
+    """A call that ends with an error after its client has disconnected is cancelled, and is not an internal error."""
     call = Call('/twinkle.Test/Get', context=_Disconnected())  # type: ignore[arg-type]
     with pytest.raises(asyncio.CancelledError):
         async with map_errors(call):

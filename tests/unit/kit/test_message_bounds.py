@@ -1,4 +1,4 @@
-"""Messages with too many options are refused by field, and large messages are converted outside the event loop."""
+"""Messages with too many options are refused, and large messages are converted outside the event loop."""
 
 import threading
 

@@ -15,7 +15,7 @@ def _request(adapter_id: str, *, number: int = 3) -> training_service_pb2.Execut
 
 
 def test_text_is_found_in_nested_messages() -> None:
-    """A text is found in nested messages and after fields of other types."""
+    """A string is found in nested messages and after fields of other types."""
     assert peek_text(_request('ad-1').SerializeToString(), 1, 1) == 'ad-1'
     create = adapter_service_pb2.CreateAdapterRequest(request_id='r', base_model='tiny', is_optimizer_included=True)
     assert peek_text(create.SerializeToString(), 2) == 'tiny'
@@ -23,7 +23,7 @@ def test_text_is_found_in_nested_messages() -> None:
 
 
 def test_repeated_messages_are_merged() -> None:
-    """Repeated embedded messages are merged as by the parser, so the last text that is set is returned."""
+    """Repeated embedded messages are merged as by the parser, so the last string that is set is returned."""
     parts = [_request('ad-1'), _request('ad-2'), _request('')]
     raw = b''.join(part.SerializeToString() for part in parts)
     parsed = training_service_pb2.ExecuteRequest.FromString(raw)
@@ -32,14 +32,14 @@ def test_repeated_messages_are_merged() -> None:
 
 @given(st.text(max_size=40), st.integers(-(2**63), 2**63 - 1))
 def test_any_text_is_found(adapter_id: str, number: int) -> None:
-    """Any text is found, for any number in the same message."""
+    """Any string is found, for any number in the same message."""
     raw = _request(adapter_id, number=number).SerializeToString()
     assert peek_text(raw, 1, 1) == adapter_id
 
 
 @given(st.binary(max_size=64))
 def test_random_bytes_give_a_text_or_the_error(data: bytes) -> None:
-    """Random bytes lead to a text or to UnreadableMessageError."""
+    """Random bytes are read as a string, or raise UnreadableMessageError."""
     try:
         found = peek_text(data, 1, 1)
     except UnreadableMessageError:

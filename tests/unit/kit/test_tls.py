@@ -189,7 +189,7 @@ def test_files_rewritten_with_equal_bytes_keep_the_object(tmp_path: Path) -> Non
 
 
 def test_new_users_during_a_renewal_get_the_previous_files(tmp_path: Path) -> None:
-    """All users of the same files in a process share their last valid contents, also users that start later."""
+    """All users of the same files in a process share their last valid contents, including users that start later."""
     make_authority(tmp_path, services=('data',))
     first = shared_files(tls_of(tmp_path, 'data')).current()
     (tmp_path / 'data.key').write_text('incomplete')

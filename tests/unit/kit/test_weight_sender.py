@@ -126,7 +126,7 @@ async def test_receiver_with_the_base_gets_a_delta(sender: Sender) -> None:
 
 
 async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
-    """Unrelated states are sent whole."""
+    """Unrelated states are sent without a delta."""
     other = unrelated_state(OLD)
     header, data, _ = await frames(sender, CountedBytes(other), receiver=ReceiverOptions(DELTA), base=base_of(OLD))
     # Compare outside the assertion, because pytest would search megabytes for the difference.
@@ -135,7 +135,7 @@ async def test_delta_that_saves_nothing_is_not_used(sender: Sender) -> None:
 
 
 async def test_missing_base_leads_to_a_whole_state(sender: Sender) -> None:
-    """A state is sent whole if the sender no longer has the base of the receiver."""
+    """A state is sent without a delta if the sender no longer has the receiver's base."""
 
     async def missing_base() -> None:
         return None

@@ -1,4 +1,4 @@
-"""Tests of training on images, also together with text."""
+"""Tests of training on images, alone and together with text."""
 
 from pathlib import Path
 

@@ -151,7 +151,7 @@ def test_wrong_experts_are_refused_by_name(engine, change, problem):
 
 
 def test_other_models_refuse_experts(tiny_llama_dir, engine):
-    """Models without experts refuse the field by name, and experts cannot be returned if tokens are masked."""
+    """Models without experts refuse the field, and experts cannot be returned if tokens are masked."""
     dense = TrainerEngine(PackedCausalLM.load(tiny_llama_dir))
     dense.create_adapter('a', LoraConfig(r=2, seed=1))
     with pytest.raises(InvalidArgument, match='routed_experts'):

@@ -74,7 +74,7 @@ def build(folder: Path, config_class: type, fields: dict) -> Path:
 
 @pytest.mark.parametrize('name', ARCHITECTURES)
 def test_architecture_gives_the_logits_of_transformers(name, tmp_path):
-    """Packed logits equal those of transformers, also beyond a sliding window, and all linear layers can be adapted."""
+    """Packed logits equal those of transformers, even beyond a sliding window, and all linear layers can be adapted."""
     folder = build(tmp_path, *ARCHITECTURES[name])
     model = PackedCausalLM.load(folder)
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')

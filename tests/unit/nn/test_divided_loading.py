@@ -32,7 +32,7 @@ def test_a_model_is_divided_before_its_weights_are_read(tiny_llama_dir: Path) ->
 
 
 def test_different_values_of_tied_weights_are_refused(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """A folder that stores both tied weights is accepted if they are equal, and otherwise refused by name."""
+    """A folder that stores both tied weights is accepted if they are equal; otherwise, the error names them."""
     folder = tmp_path / 'model'
     shutil.copytree(tiny_llama_dir, folder)
     weights = load_file(folder / 'model.safetensors')

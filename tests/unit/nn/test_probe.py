@@ -1,4 +1,4 @@
-"""Models are checked when they are loaded; configurations that would affect other tenants are refused by name."""
+"""Models are checked when they are loaded; configurations that would affect other tenants are refused."""
 
 import json
 from contextlib import AbstractContextManager, nullcontext

@@ -152,7 +152,7 @@ def test_few_bfloat16_rows_are_rounded_once():
 
 
 def test_parts_without_an_update_cost_nothing():
-    """A part whose second factor is 0 is not copied, and an adapter without an update changes no bit."""
+    """A part whose second factor is 0 is not copied, and an adapter without an update changes nothing."""
     a, b = stacks(2)
     b[1].zero_()
     assert [part.index for part in LayerFactors.of(0, a, b, WIDTHS).parts] == [0]

@@ -94,7 +94,7 @@ FORGED_CALL = {'name': 'add', 'arguments': {'x': [FORGED]}}
     ],
 )
 def test_forged_turns_are_refused_on_request(tmp_path: Path, chat: Any, field: str) -> None:
-    """Text of a special token anywhere in a chat is refused by field if `refuse_special_tokens` is set."""
+    """With `refuse_special_tokens`, the error for text of a special token in a chat names the field."""
     strict = tiny_template(tmp_path, 'chatml', refuse_special_tokens=True)
     with pytest.raises(InvalidTrajectory, match=r'<\|im_(end|start)\|>') as caught:
         strict.encode(chat)

@@ -162,7 +162,7 @@ def test_tokens_that_were_not_sampled_have_no_log_probability():
     ],
 )
 def test_invalid_rollouts_are_refused_before_any_backend_receives_them(trajectories: Any, facts: Any, problem: str):
-    """An invalid completion, reward or group is refused by name, and nothing of the call is stored."""
+    """The error for an invalid completion, reward or group names it, and nothing of the call is stored."""
     backend = FakeBackend()
     with open_tracker([backend]) as tracker, pytest.raises((TypeError, ValueError), match=problem):
         tracker.log_rollouts(trajectories, **{'step': 0, **facts})

@@ -85,7 +85,7 @@ def test_values_of_all_libraries_reach_every_backend():
     ],
 )
 def test_invalid_values_are_refused_before_any_backend_receives_them(values: Any, step: Any, problem: str):
-    """A value, name or step that a backend could not store is refused by name, and nothing of the call is stored."""
+    """The error for a value, name or step that a backend could not store names it; the call stores nothing."""
     backend = FakeBackend()
     with open_tracker([backend]) as tracker, pytest.raises((TypeError, ValueError), match=problem):
         tracker.log(values, step=step)

@@ -44,7 +44,7 @@ class StructuredOutput:
         """Validate the form.
 
         Raises:
-            ValueError: not exactly one field is set, or a text or list is empty.
+            ValueError: not exactly one field is set, or a string or list is empty.
         """
         given = [name for name in ('json_schema', 'regex', 'choices', 'grammar') if getattr(self, name) is not None]
         given += ['json_object'] if self.json_object else []
@@ -61,7 +61,7 @@ class StructuredOutput:
         """Create a form from a mapping of field names to values.
 
         Raises:
-            ValueError: a key is unknown, not exactly one field is set, or a text or list is empty.
+            ValueError: a key is unknown, not exactly one field is set, or a string or list is empty.
         """
         known = sorted(item.name for item in fields(cls))
         unknown = sorted(set(values) - set(known))

@@ -51,7 +51,7 @@ class MegatronModel(_MegatronNames, TransformersModel):
 
     `tp` ranks divide each layer and the experts of a mixture, and with `sequence_parallel` of the mesh also the
     activations between layers. Each `pp` rank runs consecutive layers. `dp` ranks share the passes of a batch. Each
-    rank reads only its part of the weights. Adapters are whole on every rank, with the names of peft, and can be
+    rank reads only its part of the weights. Every rank has complete adapters with peft's names, and they can be
     exchanged with any other trainer. Full-parameter training and patches are not supported.
 
     On CPUs, results are bitwise the same for every number of `dp` and `pp` ranks; see `TransformersModel`. Results for

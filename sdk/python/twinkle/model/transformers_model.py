@@ -43,7 +43,7 @@ class TransformersModel(ConfiguringVerbs, TrainingVerbs, SteppingVerbs, SavingVe
             more time and gives bitwise the same results.
         max_pass_tokens: maximum number of rows per pass; larger batches run in parts. A part that cannot be divided,
             such as one long example, may exceed it.
-        unsupported: options of other releases, which are refused by name.
+        unsupported: options of other releases; the error names the first such option.
 
     Raises:
         NotSupportedYet: an axis with several ranks is not supported, or an option is in `unsupported`.

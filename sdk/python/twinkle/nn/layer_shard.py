@@ -1,4 +1,4 @@
-"""Share of a linear layer that one rank holds, and the matching slices of adapters, which are whole on every rank.
+"""Share of a linear layer that one rank holds, and the matching slices of adapters, which are complete on every rank.
 
 Legend: S rows of one adapter, I inputs and O outputs of the whole layer.
 """

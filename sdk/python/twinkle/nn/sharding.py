@@ -21,11 +21,11 @@ class BaseSharding(Protocol):
         ...
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the output head, and with FSDP all weights outside of layers, are whole."""
+        """Return a context in which the output head, and with FSDP all weights outside of layers, are gathered."""
         ...
 
     def running_pass(self) -> AbstractContextManager[None]:
-        """Return a context for one pass, in which the output head is whole.
+        """Return a context for one pass, in which the output head is gathered.
 
         If other ranks wait for the collectives of a backward pass that did not run, the context ends with a backward
         pass with zero gradients. After an exception, the context ends without a backward pass.

@@ -73,7 +73,7 @@ class UlyssesRanks:
         self.group = group
         self.rank, self.size = group.rank(), group.size()
         self.anchor = torch.zeros(1, device=device, requires_grad=True)
-        """Input of every exchange. Through it, the backward pass runs the same exchanges on all ranks, also on ranks
+        """Input of every exchange. Through it, the backward pass runs the same exchanges on all ranks, even on ranks
         whose rows have no adapter."""
 
     def for_attention(self, layout: RowLayout, sequences: PackedSequences) -> 'DividedPack':
@@ -180,7 +180,7 @@ class UlyssesSharding:
     Args:
         ranks: the ranks.
         head_path: module path of the output head, which runs on all rows on every rank.
-        weights: division of the weights; None if they are whole on every rank.
+        weights: division of the weights; None if they are complete on every rank.
     """
 
     def __init__(self, ranks: UlyssesRanks, *, head_path: str, weights: BaseSharding | None = None) -> None:

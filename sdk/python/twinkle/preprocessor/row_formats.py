@@ -33,7 +33,7 @@ class RowFormat:
     optional: tuple[str, ...] = ()
     """Columns that are also converted."""
     content: str = ''
-    """Column that contains a text or a list of messages; empty for formats with one kind of content."""
+    """Column that contains a string or a list of messages; empty for formats with one kind of content."""
 
     @property
     def all_columns(self) -> set[str]:
@@ -61,7 +61,7 @@ def _unlabelled(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(row: Row, column: str) -> Any:
-    """Return a text or a list of messages; text with the JSON of such a list is read, because CSV has only text.
+    """Return a string or a list of messages. A string with the JSON of such a list is parsed, because CSV has no lists.
 
     Raises:
         InvalidRow: the value is neither text nor a list of messages.

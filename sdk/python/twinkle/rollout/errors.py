@@ -16,7 +16,7 @@ class InvalidTool(RolloutError, ValueError):
 
 
 class InvalidArguments(RolloutError, ValueError):
-    """A call does not fit the tool's schema; the model receives the message."""
+    """A call does not match the tool's schema; the model receives the message."""
 
 
 class ChatCannotGoOn(RolloutError, ValueError):

@@ -4,7 +4,7 @@ from twinkle.errors import error_class
 
 
 class TemplateError(ValueError):
-    """A chat does not fit the template, or a template is invalid."""
+    """A chat does not match the template, or a template is invalid."""
 
 
 class UnknownTemplate(TemplateError):

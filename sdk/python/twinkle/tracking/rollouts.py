@@ -78,7 +78,7 @@ class TrackedRollout:
     completion_messages: Sequence[Mapping[str, Any]] = ()
     completion_text: str = ''
     token_ids: npt.NDArray[np.int32] | None = None
-    """int32 [T]. Tokens after the prompt, also tokens that were not sampled."""
+    """int32 [T]. Tokens after the prompt, including tokens that were not sampled."""
     logprobs: npt.NDArray[np.float32] | None = None
     """float32 [T]. Natural log-probability of each token when it was sampled; NaN if unknown."""
     reward: float | None = None
@@ -340,7 +340,7 @@ def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _values(values: Any, name: str, *, count: int) -> list[Any]:
-    """Return values as a list, also NumPy arrays and torch tensors."""
+    """Return values, which may be a NumPy array or a torch tensor, as a list."""
     if isinstance(values, str | bytes):
         raise ValueError(f'{name}: expected a list of numbers, got {values!r}')
     convert = getattr(values, 'tolist', None)

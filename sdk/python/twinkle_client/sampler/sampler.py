@@ -173,7 +173,7 @@ class Sampler:
             One float32 [T] array per sequence, natural log; the first element is NaN.
 
         Raises:
-            ValueError: An input is a text or a chat.
+            ValueError: An input is a string or a chat.
             TypeError, NotFoundError, StateError, RetryableError: See `sample`.
         """
         prompts = [convert.prompt_to_proto(prompt) for prompt in _prompts(inputs)]

@@ -60,7 +60,7 @@ async def test_counts_are_written_in_one_batch() -> None:
 
 @pytest.mark.parametrize('failure_list', ['failures', 'late_failures'])
 async def test_database_failure_neither_loses_nor_doubles_counts(failure_list: str) -> None:
-    """If the store fails before or after a write, all counts, also those during the outage, are written once."""
+    """If the store fails before or after a write, all counts, including those during the outage, are written once."""
     harness = Harness()
     setattr(harness.store, failure_list, [ServiceUnreachable('database')] * 2)
     harness.meter.count('alice', 'run-1', WORK)

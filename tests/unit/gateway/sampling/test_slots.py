@@ -1,4 +1,4 @@
-"""Fair sharing between tenants, and the slots of requests at a replica."""
+"""Fair sharing between tenants, and the slots of requests on a replica."""
 
 import asyncio
 from collections import Counter
@@ -65,7 +65,7 @@ def test_requests_wait_only_above_a_reported_capacity() -> None:
 
 
 def test_tenant_without_slots_is_not_locked_out() -> None:
-    """Each tenant gets at least one slot at a replica that other tenants fill with requests that never finish."""
+    """Each tenant gets at least one slot on a replica that other tenants fill with requests that never finish."""
     queue = ReplicaQueue()
     queue.capacity = 4
     for _ in range(100):

@@ -89,7 +89,7 @@ def _unreadable_bodies(message: bytes) -> dict[str, tuple[bytes, str, int]]:
 @pytest.mark.parametrize('is_chunked', [False, True])
 @pytest.mark.parametrize('kind', _unreadable_bodies(b''))
 async def test_unreadable_operation_uses_its_position(api: TinkerApi, kind: str, *, is_chunked: bool) -> None:
-    """An operation whose body cannot be read uses its position, so the next operation runs at once."""
+    """An operation whose body cannot be read consumes its position, so the next operation runs at once."""
     model_id = await api.model()
     body, encoding, status = _unreadable_bodies(
         wire.ForwardBackwardRequest(model_id=model_id, seq_id=1, loss_fn='ppo').SerializeToString()
@@ -109,7 +109,7 @@ async def test_unreadable_operation_uses_its_position(api: TinkerApi, kind: str,
     'head', [b'', b'\n', b'\n\x05ab', b'\n\xff\xff\xff', b'\x10\x01\n\x01a', b'\n\x01\xff\x10\x01']
 )
 async def test_body_without_a_position_uses_no_position(api: TinkerApi, head: bytes) -> None:
-    """A body that is too long and does not begin with a model and a position is refused and uses no position."""
+    """A body that is too long and does not begin with a model and a position is refused and consumes no position."""
     await api.model()
     before = set(api.store.futures)
     body = head + b'\xff' * (BODY_BYTES + 1)
@@ -124,7 +124,7 @@ async def test_body_without_a_position_uses_no_position(api: TinkerApi, head: by
 async def test_damaged_json_uses_its_position(
     api: TinkerApi, route: str, damage: str, encoding: str, *, is_first: bool
 ) -> None:
-    """JSON that is too long or damaged uses its position on every route, wherever the position is in the object."""
+    """JSON that is too long or damaged consumes its position on every route, wherever the position is in the object."""
     model_id = await api.model()
     body = _json_body(route, damage, _position(model_id), is_first=is_first)
     content = zstandard.compress(body) if encoding == 'zstd' else body
@@ -136,7 +136,7 @@ async def test_damaged_json_uses_its_position(
 @pytest.mark.parametrize('encoding', ['identity', 'zstd', 'gzip'])
 @pytest.mark.parametrize('route', ROUTES)
 async def test_cut_json_uses_the_position_at_its_beginning(api: TinkerApi, route: str, encoding: str) -> None:
-    """JSON that ends early, or has an unknown compression, uses the position that can still be read."""
+    """JSON that ends early, or has an unknown compression, consumes the position that can still be read."""
     model_id = await api.model()
     body = f'{{{_position(model_id)}, "padding": "'.encode() + random.Random(1).randbytes(BODY_BYTES // 2)
     content = zstandard.compress(body)[:-5] if encoding == 'zstd' else body
@@ -147,7 +147,7 @@ async def test_cut_json_uses_the_position_at_its_beginning(api: TinkerApi, route
 
 @pytest.mark.parametrize('route', ROUTES)
 async def test_refused_protobuf_uses_its_position_on_every_route(api: TinkerApi, route: str) -> None:
-    """A damaged or unexpected protobuf body uses its position on every route."""
+    """A damaged or unexpected protobuf body consumes its position on every route."""
     model_id = await api.model()
     message = wire.ForwardBackwardRequest(model_id=model_id, seq_id=1).SerializeToString()
     assert (await api.post(route, content=message + b'\xff', headers=PROTOBUF)).status_code == 400
@@ -156,7 +156,7 @@ async def test_refused_protobuf_uses_its_position_on_every_route(api: TinkerApi,
 
 @pytest.mark.parametrize('end', ['"seq_id": 1', '"seq_id": "1"}', '"a": {"seq_id": 1}}', 'seq_id: 1}'])
 async def test_damaged_json_without_a_position_uses_no_position(api: TinkerApi, end: str) -> None:
-    """A damaged body whose position is missing, incomplete, nested or not a number uses no position."""
+    """A damaged body whose position is missing, incomplete, nested or not a number consumes no position."""
     model_id = await api.model()
     before = set(api.store.futures)
     body = f'{{"a": NaN, "model_id": "{model_id}", {end}'

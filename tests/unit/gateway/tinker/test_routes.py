@@ -332,7 +332,7 @@ async def test_model_starts_from_saved_weights(api: TinkerApi) -> None:
 
 
 async def test_unloaded_model_is_deleted(api: TinkerApi) -> None:
-    """An unloaded model is deleted at the trainer."""
+    """An unloaded model is deleted from the trainer."""
     model_id = await api.model()
     assert (await api.outcome(await api.post('unload_model', {'model_id': model_id}))).json()['model_id'] == model_id
     assert api.trainer.deleted == [model_id]
@@ -368,7 +368,7 @@ async def test_custom_loss_is_refused(api: TinkerApi) -> None:
 
 
 async def test_refused_operation_uses_its_position(api: TinkerApi) -> None:
-    """A refused operation uses its position, so the next operation runs."""
+    """A refused operation consumes its position, so the next operation runs."""
     model_id = await api.model()
     bad = batch(model_id, datum([1], [VOCABULARY]), seq_id=1)
     assert (await api.post('forward_backward', content=bad, headers=PROTOBUF)).status_code == 400
@@ -381,7 +381,7 @@ async def test_refused_operation_uses_its_position(api: TinkerApi) -> None:
 
 
 async def test_refusal_without_a_lane_uses_no_position(api: TinkerApi) -> None:
-    """Another tenant's request or an invalid number uses no position in a lane."""
+    """Another tenant's request or an invalid number consumes no position in a lane."""
     model_id = await api.model()
     before = set(api.store.futures)
     for key, seq_id in (('tml-bob', 1), ('tml-alice', 0), ('tml-alice', -1), ('tml-alice', 'x'), ('tml-alice', None)):

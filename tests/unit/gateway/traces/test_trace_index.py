@@ -42,7 +42,7 @@ def test_spans_of_several_files_are_one_trace(tmp_path: Path) -> None:
 
 
 def test_pages_have_every_trace_once(tmp_path: Path) -> None:
-    """Pages list the newest traces first, also those that begin at the same time."""
+    """Pages list the newest traces first, even if some begin at the same time."""
     spans = [one for number in range(1, 8) for one in call_of('alice', trace=number, at_ms=number // 3)]
     write_spans(tmp_path / 'model.jsonl', spans)
     index = TraceIndex(tmp_path)

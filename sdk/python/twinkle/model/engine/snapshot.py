@@ -83,7 +83,7 @@ def take_whole_snapshot(state: AdapterState) -> AdapterSnapshot:
 
 
 def gathered_snapshot(snapshot: AdapterSnapshot) -> AdapterSnapshot:
-    """Return a snapshot whose tensors are whole. Every rank that has parts must call this function."""
+    """Return a snapshot with complete tensors. Every rank that has parts must call this function."""
     trainer = None if snapshot.trainer is None else _gathered(snapshot.trainer)
     return replace(snapshot, adapter=_gathered(snapshot.adapter), trainer=trainer)
 

@@ -41,7 +41,7 @@ from twinkle.parallel.rows import gathered_rows, own_rows
 class MegatronCausalLM(PackedModel):
     """Frozen decoder-only model with tensor, sequence and pipeline parallelism. Use `load` to create it.
 
-    Adapters are whole on every rank, under the names that they have in `PackedCausalLM`. Every rank of a pass computes
+    Every rank has complete adapters, under the names that they have in `PackedCausalLM`. Every rank of a pass computes
     equal results. Pipeline stages run one after the other: they divide memory, but not time.
 
     Args:

@@ -88,7 +88,7 @@ class MegatronSharding:
         """The anchor, if there are several stages."""
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the output head is whole. Every rank must enter it."""
+        """Return a context in which the output head is gathered. Every rank must enter it."""
         return self._head.whole()
 
     def running_pass(self) -> AbstractContextManager[None]:

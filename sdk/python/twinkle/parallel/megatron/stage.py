@@ -73,7 +73,7 @@ class StageBuilder:
         self.parameters: dict[str, nn.Parameter] = {}
         """This rank's parts of the weights that were built, by their names in transformers."""
         self.divided: dict[nn.Parameter, Division] = {}
-        """Division of a weight among `tp` ranks; other weights are whole on every rank."""
+        """Division of a weight among `tp` ranks; other weights are complete on every rank."""
         self.widths: set[int] = set()
         """Column counts of the matrix products of this rank."""
         self._numbers = {path: number for number, path in enumerate(linear_shapes(config))}
@@ -104,7 +104,7 @@ class StageBuilder:
         return sum(prod(self._weights.shape(name)) for name in names)
 
     def norm(self, name: str) -> FusedRMSNorm:
-        """Return a norm, which is whole on every rank."""
+        """Return a norm, which is not divided among the ranks."""
         source = nn.Module()
         source.weight = self._whole(name)
         return FusedRMSNorm(source, eps=self._config.rms_norm_eps, offset=0.0)
