@@ -139,7 +139,7 @@ def test_resumed_loop_continues_after_its_last_batch(stack: StackState, client: 
 
 
 def test_batch_handles_give_the_losses_of_batches(stack: StackState, client: TwinkleClient) -> None:
-    """Training with batch handles gives bitwise the losses of training with batches, and can resume."""
+    """Training with batch handles gives bitwise the same losses as training with batches, and can resume."""
     dataset = Dataset(DatasetMeta(data=CHATS), client=client)
     dataset.set_template('Template', model_id=stack.base_model, max_length=128)
     dataset.encode()

@@ -129,7 +129,7 @@ async def test_database_of_an_unknown_revision_is_refused(database_url: str, rev
 
 
 async def test_nul_character_in_a_text_is_refused(database_url: str) -> None:
-    """A NUL character in a text raises InvalidField on every database, in reads and in writes."""
+    """A NUL character in a string raises InvalidField on every database, in reads and in writes."""
     database = await Database.open(database_url)
     tenants = SqlTenantStore(database)
     tenant = Tenant(tenant_id='alice', display_name='A\0', create_time=FakeClock().now())

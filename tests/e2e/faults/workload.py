@@ -240,7 +240,7 @@ class _Planner:
             )
 
     def fail(self) -> None:
-        """Run an operation that is accepted and fails, and therefore uses its sequence number."""
+        """Run an operation that is accepted and fails, and therefore consumes its sequence number."""
         self._add(PlannedVerb('zero_grad', operation_pb2.ZeroGrad()), PlannedVerb('backward', operation_pb2.Backward()))
 
     def save(self, name: str, *, is_optimizer_included: bool) -> None:

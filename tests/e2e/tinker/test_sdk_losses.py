@@ -148,7 +148,7 @@ def test_several_targets_for_a_position_are_learned(service: tinker.ServiceClien
 
 
 def test_custom_loss_trains_like_the_built_in_one(service: tinker.ServiceClient, stack: StackState) -> None:
-    """A custom cross-entropy gives bitwise the built-in loss's weights, and returns its own metrics and `loss:sum`."""
+    """A custom cross-entropy gives bitwise the same weights as the built-in loss, and its metrics are returned."""
     plain, custom = new_model(service, stack), new_model(service, stack)
     data = [weighted(tokens) for tokens in EXAMPLES]
 

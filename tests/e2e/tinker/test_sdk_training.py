@@ -81,7 +81,7 @@ def test_loss_is_the_weighted_sum_and_falls(model: tinker.TrainingClient) -> Non
 
 
 def test_forward_has_the_results_of_forward_backward(model: tinker.TrainingClient) -> None:
-    """A forward pass returns bitwise the log-probabilities and the loss of `forward_backward`."""
+    """A forward pass returns log-probabilities and a loss bitwise equal to those of `forward_backward`."""
     train(model, *EXAMPLES)
     data = [weighted(tokens) for tokens in EXAMPLES]
     before = model.forward(data, 'cross_entropy').result()
@@ -101,7 +101,7 @@ def test_passes_before_a_step_add_up(service: tinker.ServiceClient, stack: Stack
 
 
 def test_steps_may_be_pipelined(service: tinker.ServiceClient, stack: StackState) -> None:
-    """Four pipelined steps give bitwise the weights of sequential steps."""
+    """Four pipelined steps give bitwise the same weights as sequential steps."""
     patient, hasty = new_model(service, stack), new_model(service, stack)
     expected = train(patient, *EXAMPLES, steps=4)
     data = [weighted(tokens) for tokens in EXAMPLES]

@@ -26,7 +26,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize('name', CONFIGS)
 async def test_saved_and_downloaded_folders_load_in_peft(tmp_path: Path, tiny_qwen3_dir: Path, name: str) -> None:
-    """A model from the stored or downloaded folder has bitwise the logits of the original."""
+    """A model from the stored or downloaded folder has bitwise the same logits as the original."""
     config = CONFIGS[name]
     model = _peft_model(tiny_qwen3_dir, config)
     async with serving(tmp_path) as service:

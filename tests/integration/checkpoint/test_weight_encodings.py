@@ -30,7 +30,7 @@ def changed_state(state: PackedState, seed: int) -> PackedState:
 
 
 async def test_follower_on_another_host_gets_deltas(service: Running) -> None:
-    """A follower without shared memory receives the first version whole, and later versions as smaller deltas."""
+    """A follower without shared memory receives the first version in full, and later versions as smaller deltas."""
     states = [make_state(1, size_bytes=3 << 20)]
     states += [changed_state(states[-1], 1), changed_state(states[0], 2)]
     received_states = await publish_and_follow(service.weights, service.weights, states)

@@ -162,7 +162,7 @@ async def test_command_draws_curves_again_until_an_interrupt(gateway: RunningGat
 
 
 async def test_command_prints_values_into_a_pipe(gateway: RunningGateway, metrics: RunMetrics) -> None:
-    """Each stored value is a line with its step and name if the output is no terminal."""
+    """Each stored value is a line with its step and name if the output is not a terminal."""
     await metrics.log.aio({'loss': 4.0, 'rate': 0.5}, step=0)
     process = await asyncio.create_subprocess_exec(
         *_command('--metric', 'loss'), stdout=asyncio.subprocess.PIPE, env=_environment(gateway)

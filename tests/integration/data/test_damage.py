@@ -103,7 +103,7 @@ async def test_damage_to_any_stored_file_is_reported_or_has_no_effect(tmp_path: 
 
 @pytest.mark.parametrize('name', ['record.json', 'revision-1/rows.jsonl', 'revision-1/row_offsets.npy'])
 async def test_damaged_dataset_can_be_deleted_by_its_owner(tmp_path: Path, name: str) -> None:
-    """Only its tenant can delete a dataset with a damaged file; after the deletion, the dataset is not found."""
+    """A dataset with a damaged file can be deleted only by its tenant; afterwards, it is not found."""
     async with serving_data(tmp_path) as service:
         dataset_id = (await service.create(chats(chat('u', 'a')))).dataset_id
     path = tmp_path / 'data' / 'datasets' / dataset_id / name

@@ -49,7 +49,7 @@ async def features_of(service: RunningData, dataset: dataset_pb2.Dataset) -> lis
 async def test_features_equal_those_in_process(
     name: str, row: dict[str, Any], examples: list[Any], service: RunningData, tiny_llama_dir: Path
 ) -> None:
-    """Each format gives bitwise the library's features, whether the format is recognized or named."""
+    """Each format gives features bitwise equal to the library's, whether the format is recognized or named."""
     local = Dataset(DatasetMeta(data=[row, row]))
     local.set_template('Template', model_id=str(tiny_llama_dir))
     report = local.encode()

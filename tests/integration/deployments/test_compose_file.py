@@ -74,7 +74,7 @@ def test_missing_secret_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize('target', containerfile.targets())
 def test_images_are_unprivileged_and_checked(target: str) -> None:
-    """An image runs its service as another user than root, and its health check requests the admin port."""
+    """An image runs its service as a user other than root, and its health check requests the admin port."""
     service = target.partition('-')[0]
     assert containerfile.command(target) == [f'twinkle-{service}']
     assert containerfile.inherited(target, 'USER')[-1] == '10001:10001'

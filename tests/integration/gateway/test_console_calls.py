@@ -105,7 +105,7 @@ async def test_status_of_a_service_is_returned(client: ConsoleClient, adapter_id
 
 
 async def test_deadline_of_the_browser_ends_the_call(client: ConsoleClient, upstream: Upstream) -> None:
-    """A call that exceeds `grpc-timeout` fails with DEADLINE_EXCEEDED and is cancelled at the service."""
+    """A call that exceeds `grpc-timeout` fails with DEADLINE_EXCEEDED and is cancelled on the service."""
     result = await client.call(
         GET_ADAPTER, adapter_service_pb2.GetAdapterRequest(adapter_id='slow'), grpc_timeout='100m'
     )

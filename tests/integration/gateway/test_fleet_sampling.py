@@ -204,7 +204,7 @@ async def test_samplers_get_the_identity_of_the_key(tmp_path: Path) -> None:
 
 
 async def test_cancellation_reaches_the_samplers(tmp_path: Path) -> None:
-    """Cancelling a stream or a batch cancels the calls at all samplers."""
+    """Cancelling a stream or a batch cancels the calls to all samplers."""
     samplers = [FakeSampler(), FakeSampler()]
     async with running_fleet(tmp_path, *samplers) as fleet:
         for sampler in samplers:

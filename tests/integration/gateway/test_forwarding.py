@@ -189,7 +189,7 @@ async def test_bidirectional_stream_responds_before_the_client_is_done(gateway: 
 
 
 async def test_cancellation_reaches_the_service(gateway: RunningGateway, upstream: Upstream) -> None:
-    """A cancelled call is cancelled at the service, for unary, server-streaming and bidirectional calls."""
+    """A cancelled call is cancelled on the service, for unary, server-streaming and bidirectional calls."""
     call = get_adapter(gateway, 'slow')
     waiting = asyncio.ensure_future(call.wait_for_connection())
     await upstream.adapters.is_waiting.wait()

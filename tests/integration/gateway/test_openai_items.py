@@ -42,7 +42,7 @@ async def events_of(running: OpenAiGateway, **fields: Any) -> list[Any]:
 
 
 async def test_text_becomes_a_message(running: OpenAiGateway) -> None:
-    """A text becomes one message with usage and versions; instructions become the system message."""
+    """A string becomes one message with usage and versions; instructions become the system message."""
     engine = scripted(running, ('Hello', ' you'))
     response = await respond(running, instructions='Be short', temperature=0.5, metadata={'a': 'b'})
     assert (response.output_text, response.status, response.object) == ('Hello you', 'completed', 'response')

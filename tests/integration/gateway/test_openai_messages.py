@@ -56,7 +56,7 @@ async def events_of(running: OpenAiGateway, **fields: Any) -> list[Any]:
 
 
 async def test_text_is_a_block(running: OpenAiGateway) -> None:
-    """A text is one block, with the stop reason and the usage; the system prompt is first."""
+    """The text is one block, with the stop reason and the usage; the system prompt is first."""
     engine = scripted(running, ('Hello', ' you'))
     system = [{'type': 'text', 'text': 'Be short', 'cache_control': {'type': 'ephemeral'}}]
     message = await send(running, system=system, metadata={'user_id': 'u'}, top_k=5)

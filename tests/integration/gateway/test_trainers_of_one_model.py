@@ -1,4 +1,4 @@
-"""Two model services ("trainers") of one base model: a run stays at one trainer until the other takes it over."""
+"""Two model services ("trainers") of one base model: a run stays on one trainer until the other takes it over."""
 
 import asyncio
 import sys
@@ -183,10 +183,10 @@ async def _deployed(model_dir: Path, state: Path) -> AsyncIterator[Deployment]:
 
 
 async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]:
-    """Create adapters at both trainers, the last one at `ended`; return the ids of all and of those at `other`."""
+    """Create adapters on both trainers, the last one on `ended`; return the ids of all and of those on `other`."""
     ids = list[str]()
     while len(ids) < 4 or ids[-1] in deployment.at_other():
-        # All first creations may be at `other`, until the gateway finds that `ended` responds.
+        # All first creations may be on `other`, until the gateway finds that `ended` responds.
         ids.append((await deployment.create(f'r{len(ids)}')).adapter.adapter_id)
     others = deployment.at_other()
     assert others
@@ -196,7 +196,7 @@ async def _created_at_both(deployment: Deployment) -> tuple[list[str], set[str]]
 
 
 async def _trained_by_tinker(deployment: Deployment, tinker: TinkerClient) -> list[tuple[str, Any]]:
-    """Create and train models with the Tinker API until one is at `ended`; return all with their first results."""
+    """Create and train models with the Tinker API until one is on `ended`; return all with their first results."""
     found = list[tuple[str, Any]]()
     while not found or found[-1][0] in deployment.at_other():
         model_id, [first] = await tinker.train(deployment.base_model, [('forward_backward', TINKER_BATCH)])

@@ -138,7 +138,7 @@ def frames(state: PackedState, encoded: bytes | memoryview, *, offset: int = 0, 
 
 
 def whole(state: PackedState, version: int, *, offset: int = 0) -> list[Any]:
-    """Return the frames of a whole version."""
+    """Return the frames of a complete version."""
     return frames(state, state.data, offset=offset, version=weights_pb2.VersionTarget(version=version))
 
 
@@ -217,7 +217,7 @@ async def test_different_delta_after_an_interruption_starts_over() -> None:
     ],
 )
 async def test_delta_that_cannot_be_applied_leads_to_a_whole_transfer(broken_delta: Callable[[], list[Any]]) -> None:
-    """If a delta cannot be applied, the follower requests the version without deltas and receives the whole version."""
+    """If a delta cannot be applied, the follower requests and receives the complete version."""
     fake = FakeStreams(
         [
             lambda request: [*whole(FIRST, 1), *broken_delta()],

@@ -1,4 +1,4 @@
-"""Transports of weights between two threads instead of two processes: transfers, strangers, lost peers, timeouts."""
+"""Weight transports between two threads instead of two processes: transfers, unknown peers, lost peers, timeouts."""
 
 import socket
 import threading

@@ -16,7 +16,7 @@ FULL_BYTES = 1024
 
 @pytest.mark.parametrize('verb', mostly_slow(['save', 'publish_version']))
 async def test_save_on_a_full_disk_does_not_use_its_number(tiny_llama_dir: Path, tmp_path: Path, verb: str) -> None:
-    """A save or publication that the disk refuses uses no operation number, and succeeds once there is space."""
+    """A save or publication that fails on a full disk consumes no operation number; it succeeds once there is space."""
     saves = {
         'save': {'save': wire.Save(name='best', is_optimizer_included=True)},
         'publish_version': {'publish_version': wire.PublishVersion(is_pinned=True)},

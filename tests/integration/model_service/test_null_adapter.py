@@ -22,7 +22,7 @@ async def _logprobs(model: RunningModel, adapter_id: str, number: int, *, is_bas
 
 @pytest.mark.timeout(180)
 async def test_untrained_adapter_equals_the_base_model(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """An untrained adapter has bitwise the log-probabilities of the base model, alone and in shared passes."""
+    """An untrained adapter has bitwise the same log-probabilities as the base model, alone and in shared passes."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         ids = [(await model.create(request_id=f'r{index}', lora_config=LORA)).adapter_id for index in range(3)]
         base, _ = await _logprobs(model, ids[0], 1, is_base=True)

@@ -27,7 +27,7 @@ def with_experts(experts) -> list[dict]:
 
 
 async def test_recorded_experts_are_replayed(tmp_path: Path) -> None:
-    """A pass with the recorded experts has bitwise the recorded results, and other experts change its loss."""
+    """A pass with the recorded experts reproduces the recorded results bitwise, and other experts change its loss."""
     folder = build_mixture(tmp_path / 'mixture')
     async with serving_model(folder, tmp_path) as model:
         adapter_id = (await model.create(lora_config=LORA)).adapter_id

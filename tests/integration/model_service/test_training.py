@@ -97,7 +97,7 @@ async def test_the_default_loss_is_the_sum(service):
 
 
 async def test_saved_checkpoint_resumes_bitwise(service, tiny_llama_dir):
-    """An adapter from a checkpoint with its optimizer has bitwise the losses of the uninterrupted run."""
+    """An adapter from a checkpoint with its optimizer has bitwise the same losses as the uninterrupted run."""
     engine, expected = train_in_process(tiny_llama_dir)
     first = await service.create(lora_config=LORA, training_config=TRAINING)
     losses, number = await train(service, first.adapter_id, BATCHES[:2])
@@ -178,7 +178,7 @@ async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
 
 
 async def test_concurrent_adapters_train_bitwise_as_separately(service, tiny_llama_dir):
-    """Two tenants that train at the same time get bitwise the losses of the engine in this process."""
+    """Two tenants that train at the same time get bitwise the same losses as the engine in this process."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []
     for tenant in ('alice', 'bob'):

@@ -61,7 +61,7 @@ def _bytes_of(tensors: Mapping[str, TensorData], *, prefix: str = '') -> dict[st
 
 
 async def test_removed_adapter_continues_bitwise_from_its_checkpoint(tiny_llama_dir, tmp_path):
-    """An unused adapter is saved and removed; its checkpoint contains bitwise the weights and the optimizer."""
+    """An unused adapter is saved and removed; the weights and the optimizer in its checkpoint are bitwise unchanged."""
     clock = ShiftedClock()
     async with serving_model(tiny_llama_dir, tmp_path, clock=clock, parked_adapter_days=30) as running:
         adapter_id = await _train(running)

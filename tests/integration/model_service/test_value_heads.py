@@ -68,7 +68,7 @@ async def test_values_equal_those_of_the_library(tiny_llama_dir: Path, tmp_path:
 
 
 async def test_critic_continues_from_its_checkpoint_after_a_restart(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """An adapter that loads a checkpoint has bitwise the saved run's values; repeats return recorded values."""
+    """An adapter that loads a checkpoint has bitwise the same values as the saved run; repeats return recorded ones."""
     async with serving_model(tiny_llama_dir, tmp_path) as model:
         first = (await model.create(lora_config=LORA, training_config=TRAINING)).adapter_id
         before = await learn(model, first, first=1, steps=3)

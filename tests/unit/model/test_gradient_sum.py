@@ -51,7 +51,7 @@ def test_neighbours_are_added_in_pairs(count: int) -> None:
 @pytest.mark.parametrize('size', [1, 2, 4, 8])
 @pytest.mark.parametrize('rank_count', [2, 4, 8])
 def test_complete_subtrees_can_be_added_separately(size: int, rank_count: int) -> None:
-    """Adding blocks of 1, 2, 4 or 8 parts, and then the sums of the blocks, gives bitwise the sum of all parts."""
+    """Adding blocks of 1, 2, 4 or 8 parts, and then the sums of the blocks, gives bitwise the same sum as all parts."""
     count = size * rank_count
     gradients = _gradients(count)
     blocks = [_total(gradients[begin : begin + size]) for begin in range(0, count, size)]

@@ -27,7 +27,7 @@ def weights_of(engine, name='a'):
 
 @pytest.mark.parametrize('name', ['ppo', 'cispo', 'dro', 'importance_sampling', 'stable_reinforce', 'cross_entropy'])
 def test_loss_of_one_batch_equals_the_adapters_loss(engine, make_feature, name):
-    """A batch with a loss gives bitwise the result of an adapter with that loss, even in a shared pass."""
+    """A batch with a loss gives bitwise the same result as an adapter with that loss, even in a shared pass."""
     for other, seed in (('b', 3), ('c', 9)):
         engine.create_adapter(other, LoraConfig(r=4, lora_alpha=8, seed=seed))
     engine.set_loss('b', name)
@@ -67,7 +67,7 @@ def test_tinkers_losses_return_labels_of_weight_0(engine, make_feature):
 
 @pytest.mark.parametrize('is_shared', [False, True])
 def test_labels_of_weight_0_only_add_log_probabilities(engine, make_feature, is_shared):
-    """Labels of weight 0 get log-probabilities, but give bitwise the loss and gradient of ignored labels."""
+    """Labels of weight 0 get log-probabilities, but give bitwise the same loss and gradient as ignored labels."""
     engine.create_adapter('b', LoraConfig(r=4, lora_alpha=8, seed=3))
     engine.create_adapter('c', LoraConfig(r=4, lora_alpha=8, seed=9))
     for adapter in 'abc':
@@ -149,7 +149,7 @@ def train(engine, make_feature, *, own):
 
 
 def test_options_of_every_step_equal_the_optimizers_options(model, make_feature):
-    """Options of every step give bitwise the weights of an optimizer that is created with the same options."""
+    """Options of every step give bitwise the same weights as an optimizer created with the same options."""
     results = []
     for own in (True, False):
         engine = TrainerEngine(model)

@@ -132,7 +132,7 @@ def test_a_large_batch_runs_in_parts(model, make_feature):
 
 @pytest.mark.parametrize(('micro_batch_size', 'max_pass_tokens'), [(1, 10), (2, 20), (3, 30)])
 def test_micro_batches_limit_the_examples_of_a_pass(model, make_feature, micro_batch_size, max_pass_tokens):
-    """`micro_batch_size` gives bitwise the gradients of a token limit that fits the same number of examples."""
+    """`micro_batch_size` gives bitwise the same gradients as a token limit that fits the same number of examples."""
     batch = [make_feature(10, index) for index in range(7)]
     expected, divided = TrainerEngine(model, max_pass_tokens=max_pass_tokens), TrainerEngine(model)
     for engine in (expected, divided):

@@ -28,7 +28,7 @@ async def test_waiting_operations_of_a_deleted_adapter_fail() -> None:
 
 
 async def test_deletion_fails_operations_that_wait_for_the_engine() -> None:
-    """Deleting an adapter fails its operations that wait for the engine, and these operations never run."""
+    """Operations that wait for the engine when their adapter is deleted fail and never run."""
     harness = Harness()
     busy, adapter = await harness.adapter(), await harness.adapter(request_id='r2')
     harness.trainer.gate.clear()
@@ -60,7 +60,7 @@ async def test_versions_of_a_deleted_adapter_are_deleted_before_the_service_clos
 
 
 async def test_cancelled_deletion_completes_and_deletes_the_versions() -> None:
-    """If the caller of a deletion leaves, the deletion still completes: the adapter and its versions are deleted."""
+    """If the caller of a deletion disconnects, the adapter and its versions are still deleted."""
     harness = Harness()
     adapter = await harness.adapter()
     await harness.execute(adapter, 1, PublishVersion())

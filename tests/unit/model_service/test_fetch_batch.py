@@ -95,7 +95,7 @@ async def test_repeat_does_not_fetch():
 
 @pytest.mark.parametrize('failure', [ServiceUnreachable('data'), InvalidField('batch.loader.cursor', 'no')])
 async def test_refusal_does_not_use_the_number(failure):
-    """A failed fetch does not use the sequence number, and the same operation succeeds later."""
+    """A failed fetch does not consume the sequence number, and the same operation succeeds later."""
     harness = Harness()
     adapter_id = await harness.create()
     harness.batches.failures.append(failure)
@@ -200,7 +200,7 @@ class SlowHarness(Harness):
 
 
 async def test_a_fetch_can_be_cancelled():
-    """A cancelled fetch does not use the number, and the tenant's next batch is fetched."""
+    """A cancelled fetch does not consume the number, and the tenant's next batch is fetched."""
     harness = SlowHarness()
     adapter_id = await harness.create()
     task = await harness.begin(by_handle(adapter_id, 1))

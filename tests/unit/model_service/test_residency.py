@@ -196,7 +196,7 @@ async def test_failed_load_of_an_adapter_leaves_no_gap(journal, error):
 
 
 async def test_operation_with_a_repeated_defect_is_skipped(journal):
-    """An operation that meets a defect again during the restore is skipped, and later operations are applied."""
+    """An operation that fails with a defect again during the restore is skipped, and later operations are applied."""
     service = await start(journal, StrictStore(), resident_adapters=1)
     adapter_id = await create(service)
     await service.execute(journals.batch_operation(1, adapter_id))

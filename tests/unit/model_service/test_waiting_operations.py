@@ -247,7 +247,7 @@ async def test_wait_for_memory_ends_with_the_adapter_and_with_the_service(end) -
 
 
 async def test_watch_sends_recorded_and_later_outcomes() -> None:
-    """A watch returns recorded and new outcomes after a number once, including failures but not refusals."""
+    """A watch returns each recorded and new outcome after a number once, including failures but not refusals."""
     ports = FakePorts()
     verbs = ports.verbs()
     (adapter,) = await _adapters(verbs, 1)

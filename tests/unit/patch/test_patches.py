@@ -54,7 +54,7 @@ def configured(folder, **rope):
 
 @pytest.mark.parametrize('rope_type', ['yarn', 'linear'])
 def test_scaled_positions_are_those_of_the_models_own_configuration(folder, rope_type):
-    """A patched model gives bitwise the logits and the maximum length of a model configured with the scaling."""
+    """A patched model has bitwise the same logits, and the same maximum length, as a model configured with scaling."""
     model = load(folder)
     plain = logits(model)
     apply_patch(model, 'RopeScalingPatch', factor=4.0, rope_type=rope_type)

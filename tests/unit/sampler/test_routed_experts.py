@@ -75,7 +75,7 @@ def test_experts_are_those_of_the_computed_tokens(model):
 
 
 def test_request_for_experts_does_not_change_samples(model):
-    """Requests in one batch, with and without experts, get bitwise the samples of a request without experts."""
+    """Requests in one batch, with and without experts, get the same samples as a request without experts, bitwise."""
     adapter = make_adapter(model, 'a', 0)
     plain = SamplingParams(max_tokens=6, seed=1, num_samples=2, ignore_eos=True)
     alone, none = sampled(model, plain)
@@ -92,7 +92,7 @@ def test_request_for_experts_does_not_change_samples(model):
 
 @pytest.mark.parametrize('delivered', [0, 1, 3])
 def test_continued_sequence_reports_all_experts(model, delivered):
-    """A sequence that another engine began reports bitwise the experts of an uninterrupted sequence."""
+    """A sequence that another engine began reports the same experts as an uninterrupted sequence."""
     params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True, return_routed_experts=True)
     whole, expected = sampled(model, params)
     so_far = SequenceSoFar(token_ids=tuple(whole.tokens[0][:delivered]))
@@ -141,7 +141,7 @@ def test_aborted_sequence_reports_no_experts(model):
 
 
 def test_dense_model_refuses_to_report_experts(tiny_llama_dir):
-    """A model without experts refuses the parameter by name."""
+    """The error of a model without experts names the parameter."""
     engine = make_engine(PackedCausalLM.load(tiny_llama_dir))
     with pytest.raises(InvalidSamplingParams, match='return_routed_experts'):
         engine.add_request('it', PROMPT, PARAMS)

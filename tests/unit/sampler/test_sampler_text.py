@@ -166,7 +166,7 @@ def test_stops_count_only_after_min_tokens():
     stops=st.lists(st.text('ab', min_size=1, max_size=9), min_size=1, max_size=6),
 )
 def test_longest_start_of_a_stop_string_is_withheld(text, stops):
-    """The withheld text is the longest end of the text that is the start of a stop string, but not a longest one."""
+    """The withheld text is the longest suffix that starts a stop string and is shorter than the longest one."""
     pieces, _, _ = feed(detector(stop=stops, min_tokens=100, max_tokens=200), text)
     lengths = range(min(max(map(len, stops)) - 1, len(text)), 0, -1)
     withheld = next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)

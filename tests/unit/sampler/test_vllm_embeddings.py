@@ -67,7 +67,7 @@ def record_v1() -> None:
 
 
 def record_v2() -> None:
-    """Record the step as the V2 model runner does, whose indices of requests have another order."""
+    """Record the step as the V2 model runner does, which orders its request indices differently."""
     order = np.arange(len(REQUESTS))[::-1]
     batch = SimpleNamespace(
         req_ids=[*REQUESTS],

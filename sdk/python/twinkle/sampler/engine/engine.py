@@ -137,7 +137,7 @@ class SamplerEngine:
             adapter: adapter version. None: the base model.
             media: images, videos and audio of the prompt, for a model that supports them.
             continued: for a request that another engine started, one entry per sequence. The engine then returns
-                bitwise the events that would have followed the given tokens. Empty: a new request.
+                exactly the events that would have followed the given tokens. Empty: a new request.
 
         Raises:
             DuplicateRequest: a request with this id is running.
