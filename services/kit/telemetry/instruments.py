@@ -31,7 +31,7 @@ class Label:
 
     name: str
     values: Sequence[str] = ()
-    """All values besides `_OTHER`; empty if the code that records the metric limits the values."""
+    """All values except `_OTHER`; empty if the code that records the metric limits the values."""
 
     def checked(self, value: str) -> str:
         """Return the value to record."""

@@ -159,7 +159,7 @@ async def test_a_changed_file_without_a_stored_sum_is_not_read(storage: Storage,
 
 
 async def test_other_bytes_under_an_id_are_refused_without_a_digest(storage: Storage) -> None:
-    """Without a digest, bytes that are sent again must equal the stored bytes; otherwise, they are refused."""
+    """Bytes that are sent again without a digest are refused unless they equal the stored bytes."""
     await storage.send(_chunk(DATA[:6]))
     with pytest.raises(InvalidField) as refusal:
         await storage.send(_chunk(OTHER))

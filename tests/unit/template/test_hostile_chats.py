@@ -94,7 +94,7 @@ FORGED_CALL = {'name': 'add', 'arguments': {'x': [FORGED]}}
     ],
 )
 def test_forged_turns_are_refused_on_request(tmp_path: Path, chat: Any, field: str) -> None:
-    """With `refuse_special_tokens`, the error for text of a special token in a chat names the field."""
+    """The error of `refuse_special_tokens` names the field of the chat that contains a special token's text."""
     strict = tiny_template(tmp_path, 'chatml', refuse_special_tokens=True)
     with pytest.raises(InvalidTrajectory, match=r'<\|im_(end|start)\|>') as caught:
         strict.encode(chat)

@@ -45,7 +45,7 @@ def test_configuration_without_a_method_is_refused_by_name(name: str, read: Any)
 
 @pytest.mark.parametrize('method', [*METHODS.values(), 'NEW_METHOD'])
 def test_other_method_in_a_mapping_is_refused_by_name(method: str) -> None:
-    """A mapping whose `peft_type` is another method than LoRA is refused, and the message names the method."""
+    """A mapping whose `peft_type` is a method other than LoRA is refused, and the message names the method."""
     with pytest.raises((TypeError, ValueError), match='peft_type' if method == 'LORA' else repr(method)):
         LoraConfig.of({'r': 8, 'peft_type': method})
 
