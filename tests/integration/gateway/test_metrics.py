@@ -57,7 +57,7 @@ def reported(number: int, step: int, **values: float) -> Any:
 
 
 async def test_reports_of_the_model_service_are_stored(tmp_path: Path) -> None:
-    """Reports of a snapshot and of changes are stored by step, once across restarts, without a call of the program."""
+    """Reports of a snapshot and of changes are stored by step, once across restarts; the program makes no call."""
     upstream = Upstream()
     upstream.adapters.watch.snapshot = [reported(2, 1, loss=3.0, **{'bad name': 1.0})]
     async with upstream.serving():

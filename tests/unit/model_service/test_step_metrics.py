@@ -144,7 +144,7 @@ def test_accumulated_calls_report_once():
 
 @pytest.mark.parametrize('verb', [ZeroGrad(), Undo(step_count=1)])
 def test_dropped_gradient_does_not_count(verb):
-    """Batches whose gradient was dropped do not count in the next report."""
+    """Batches whose gradient was dropped are not counted in the next report."""
     run = Run()
     run.backward(9.0, 1)
     run.verb(verb)

@@ -316,7 +316,7 @@ def _with_prompt(
 
 
 def _loggable(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message in which media without an address are replaced by their kind, because they may be large."""
+    """Return a message in which media other than paths and URLs, which may be large, are replaced by their kind."""
     content = turn.get('content')
     if content is None or isinstance(content, str):
         return dict(turn)
@@ -333,7 +333,7 @@ def _loggable_part(part: Any) -> Any:
 
 
 def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of messages, one per line."""
+    """Return the text of each message, one per line."""
     contents = [turn.get('content') or '' for turn in messages]
     parts = [[content] if isinstance(content, str) else content for content in contents]
     return '\n'.join(''.join(part if isinstance(part, str) else part.get('text', '') for part in row) for row in parts)
