@@ -53,7 +53,7 @@ _TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(
 
 
 class ToolUseBlock(Block):
-    """Call of a tool by the assistant."""
+    """Tool call by the assistant."""
 
     type: Literal['tool_use']
     id: str

@@ -86,7 +86,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, kw_only=True)
 class CalledTool:
-    """Complete call of a tool."""
+    """Complete tool call."""
 
     index: int
     """Position among the calls of the choice."""

@@ -85,13 +85,13 @@ async def read_stream(call, received: list[int] | None = None) -> tuple[list[int
 
 
 def listener_at(address: str, processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Return the process that listens at an address."""
+    """Return the process that listens on an address."""
     port = int(address.rpartition(':')[2])
     for process in processes:
         connections = psutil.Process(process.pid).net_connections(kind='tcp')
         if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
             return process
-    raise AssertionError(f'no sampler process listens at {address}')
+    raise AssertionError(f'no sampler process listens on {address}')
 
 
 @pytest.mark.slow

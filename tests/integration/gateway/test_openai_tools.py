@@ -100,7 +100,7 @@ async def test_streamed_calls_equal_the_complete_ones(running: OpenAiGateway) ->
     ],
 )  # fmt: skip
 async def test_text_that_only_looks_like_a_call_is_text(running: OpenAiGateway, pieces: Sequence[str]) -> None:
-    """Malformed and incomplete calls, calls of unknown tools and calls in thoughts are text, complete or streamed."""
+    """Malformed and incomplete calls, calls to unknown tools and calls in thoughts are text, complete or streamed."""
     scripted(running, pieces)
     response = await ask(running)
     assert response.choices[0].message.content == ''.join(pieces)

@@ -184,7 +184,7 @@ def test_waiting_sender_can_be_aborted(kind: type[WeightTransport]) -> None:
 
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere', '', '127.0.0.1:99999999', 'host:'])
 def test_unreachable_or_malformed_rendezvous_is_an_error(kind: type[WeightTransport], address: str) -> None:
-    """A receiver fails if the address is malformed, or if no process listens at the address."""
+    """A receiver fails if the address is malformed, or if no process listens on the address."""
     with pytest.raises(TransferFailed):
         receive(kind(IMPATIENT), Rendezvous(address, b'secret'), 7)
 

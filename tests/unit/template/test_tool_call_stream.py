@@ -58,7 +58,7 @@ def test_pieces_of_any_size_give_the_same_parts(parser: StreamedParser, fragment
 @pytest.mark.parametrize('parser', [HERMES, JSON], ids=['hermes', 'json'])
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS[2:]), max_size=8))
 def test_text_without_calls_is_unchanged(parser: StreamedParser, fragments: list[str]) -> None:
-    """Text without a call of a known tool is returned unchanged, character by character."""
+    """Text without a call to a known tool is returned unchanged, character by character."""
     text = ''.join(fragments)
     parts = parts_of(text, parser)
     if all(isinstance(part, str) for part in parts):
@@ -107,7 +107,7 @@ def test_calls_in_the_thought_are_text() -> None:
 
 
 def test_calls_of_unknown_tools_are_text() -> None:
-    """A call of a tool that was not offered stays in the text."""
+    """A call to a tool that was not offered stays in the text."""
     other = CALL.replace('add', 'other')
     assert shown(parts_of(f'{other}\n{CALL}')) == [other, ('add', {'a': 1})]
 

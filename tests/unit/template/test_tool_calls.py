@@ -305,7 +305,7 @@ def test_the_parser_is_chosen_by_chat_template_or_option(build: Build) -> None:
 
 
 class _UppercaseParser:
-    """Parser that reads a text in capital letters as a call of the tool with that name."""
+    """Parser that reads a text in capital letters as a call to the tool with that name."""
 
     name = 'uppercase'
 

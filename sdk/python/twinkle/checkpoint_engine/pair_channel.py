@@ -124,7 +124,7 @@ def accept_peer(listener: socket.socket, secret: bytes, *, timeout: timedelta) -
 
 
 def connect_to_peer(address: str, secret: bytes, *, timeout: timedelta) -> PairChannel:
-    """Return a channel to the process that listens at `address`, which must have `secret`.
+    """Return a channel to the process that listens on `address`, which must have `secret`.
 
     Raises:
         TransferFailed: the address is malformed or cannot be reached, or another program listens there.

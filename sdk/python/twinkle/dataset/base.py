@@ -208,7 +208,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         Raises:
             NotReady: no template is set, the rows are already encoded or are being recorded, there is no dataset, or
                 several datasets are not mixed yet.
-            InvalidRow: the columns of a row fit no format, several formats, or a different format than earlier rows.
+            InvalidRow: the columns of a row fit no format or several formats, or the format differs from earlier rows.
             InvalidArguments: the format is unknown.
             InvalidExample: a row is not a valid chat, or is too long and must not be cut; see `Template.encode`.
             DatasetError: this kind of dataset does not support the template's options.

@@ -47,7 +47,7 @@ class TorchSampler(Sampler):
         device: default of 'device' in `engine_args`. None: the device of the sampler's group, if it is in a group.
 
     Raises:
-        ValueError: an engine argument is unknown or out of range, or `model` is on a different device than 'device'.
+        ValueError: an engine argument is unknown or out of range, or `model` is not on 'device'.
         UnsupportedModel: the torch engine does not support the architecture.
         TemplateError: the model has no fast tokenizer or no valid chat template.
         NotSupportedYet: the mesh has more than one rank.

@@ -14,7 +14,7 @@ class ToolCallStream:
     """Reads one sampled turn in pieces of any size.
 
     Text is returned as soon as it cannot belong to a call. Whitespace before a call is dropped. Calls inside the
-    thought at the beginning of the turn, malformed calls, and calls of unknown tools are ordinary text.
+    thought at the beginning of the turn, malformed calls, and calls to unknown tools are ordinary text.
 
     Args:
         parser: format of the calls.

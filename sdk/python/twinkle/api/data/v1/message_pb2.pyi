@@ -128,7 +128,7 @@ Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A call of a tool by the assistant."""
+    """A tool call by the assistant."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
