@@ -1,4 +1,4 @@
-"""The board and the alert rules use metrics and labels that the services record, and Prometheus accepts them."""
+"""The dashboard and the alert rules use metrics and labels that the services record, and Prometheus accepts them."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_expressions_use_recorded_metrics_and_labels(expressions: Any) -> None:
 
 
 def test_board_shows_every_metric() -> None:
-    """Each metric that the services record is shown on the board."""
+    """Each metric that the services record is shown on the dashboard."""
     shown = {name for expression in _board_expressions() for name, _ in SELECTOR.findall(expression)}
     missing = [
         metric.prometheus_name
@@ -79,7 +79,7 @@ def test_board_shows_every_metric() -> None:
 
 
 def test_panels_have_unique_ids_and_places() -> None:
-    """All panels of the board have different ids, do not overlap, and read from the selected source."""
+    """All panels of the dashboard have different ids, do not overlap, and read from the selected source."""
     panels = _board()['panels']
     assert len({panel['id'] for panel in panels}) == len(panels)
     cells = [
@@ -99,7 +99,7 @@ def test_prometheus_accepts_configuration_and_alerts(command: str, promtool: str
 
 
 def test_prometheus_accepts_the_expressions_of_the_board(promtool: str, tmp_path: Path) -> None:
-    """Prometheus parses every expression of the board."""
+    """Prometheus parses every expression of the dashboard."""
     rules = [{'record': f'panel:{index}', 'expr': text} for index, text in enumerate(_board_expressions())]
     (tmp_path / 'board.yaml').write_text(yaml.safe_dump({'groups': [{'name': 'board', 'rules': rules}]}))
     _run(promtool, 'check', 'rules', 'board.yaml', folder=tmp_path)

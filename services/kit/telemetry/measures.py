@@ -58,7 +58,7 @@ device_memory = Gauge(
 
 queue_length = Gauge('twinkle.operation.queue.length', '{operation}', 'Operations that wait for the engine.', (_VERB,))
 queue_wait = Histogram('twinkle.operation.queue.wait', 's', 'Wait of an operation for its first pass.', (_VERB,))
-operation_seconds = Histogram('twinkle.operation.device', 's', 'Time on the engine of an operation.', (_VERB,))
+operation_seconds = Histogram('twinkle.operation.device', 's', 'Time that an operation spends on the engine.', (_VERB,))
 pass_seconds = Histogram('twinkle.pass', 's', 'Duration of a pass through the model, shared by its operations.')
 pass_rows = Histogram('twinkle.pass.rows', '{row}', 'Tokens of a pass.', bounds=COUNTS)
 pass_adapters = Histogram('twinkle.pass.adapters', '{adapter}', 'Adapters that share a pass.', bounds=COUNTS)

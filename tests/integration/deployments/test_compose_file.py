@@ -122,7 +122,7 @@ def test_prometheus_scrapes_every_service() -> None:
 
 
 def test_collector_and_board_are_connected() -> None:
-    """Pipelines of the collector use the parts that its file defines, and Grafana reads the board that is mounted."""
+    """The pipelines of the collector use parts that its file defines, and Grafana reads the mounted dashboard."""
     folder = COMPOSE_FILE.parent / 'compose'
     collector = yaml.safe_load((folder / 'collector.yaml').read_text())
     for pipeline in collector['service']['pipelines'].values():

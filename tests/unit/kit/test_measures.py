@@ -29,7 +29,7 @@ def _record(item: Counter | Histogram | Gauge, value: str, stack: ExitStack) -> 
 
 
 def test_prometheus_reads_each_metric_under_its_documented_name() -> None:
-    """The page contains each metric under the name that the documentation and the board use."""
+    """The page contains each metric under the name that the documentation and the dashboard use."""
     with ExitStack() as stack:
         for item in measures.all_metrics():
             _record(item, item.labels[0].values[0] if item.labels and item.labels[0].values else 'known', stack)

@@ -1,4 +1,4 @@
-"""Formats of rows that users have, recognized by their columns, and their conversion to chats.
+"""Row formats that users have, recognized by their columns, and their conversion to chats.
 
 The names follow TRL's table of dataset types. `Dataset.encode` reads rows with a `FormatReader`.
 """
