@@ -108,7 +108,7 @@ def test_incomplete_launchers_are_refused(
 
 @pytest.mark.parametrize('options', [{'gpus_per_worker': 2}, {'visible_devices': '0,1'}])
 def test_devices_of_workers_are_refused(options: dict[str, Any]) -> None:
-    """A group that assigns devices to worker processes is refused with the name of the setting."""
+    """A group that assigns devices to worker processes is refused with an error that names the setting."""
     with pytest.raises(NotSupportedYet, match=next(iter(options))):
         twinkle.initialize(groups=[twinkle.DeviceGroup('train', 1, **options)])
 

@@ -174,7 +174,7 @@ async def test_transfer_resumes_only_for_the_same_bytes(sender: Sender, cut: int
 
 
 async def test_offset_beyond_the_end_is_refused(sender: Sender) -> None:
-    """An offset beyond the end is refused with the name of its field, and the source is closed."""
+    """An offset beyond the end is refused with an error that names its field, and the source is closed."""
     source = CountedBytes(NEW)
     with pytest.raises(InvalidField) as caught:
         await frames(sender, source, receiver=ReceiverOptions(resume_offset=len(NEW.data) + 1), offset_field='offset')

@@ -71,7 +71,7 @@ class TrackedRollout:
     index: int = 0
     """Position in the group."""
     prompt_chat: Mapping[str, Any] | None = None
-    """Messages of the prompt, and its tools and user data. Media without an address are replaced by their kind."""
+    """Messages of the prompt, its tools and user data. Media other than paths and URLs are replaced by their kind."""
     prompt_text: str = ''
     prompt_token_ids: npt.NDArray[np.int32] | None = None
     """int32 [P]."""
