@@ -193,6 +193,6 @@ def _read(folder: Path) -> tuple[Mapping[str, TensorData], LoraConfig | None]:
     path = folder / MODEL_FILE
     if not path.exists():
         return read_peft_folder(folder)
-    data = memoryview(np.memmap(path, mode='r'))
+    data = np.memmap(path, mode='r').data
     entries, _ = parse_header(data)
     return {entry.name: TensorData(entry.dtype, entry.shape, data[entry.begin : entry.end]) for entry in entries}, None

@@ -62,7 +62,7 @@ def logits(folder, **options):
 
 @pytest.mark.parametrize('family', ['llama', 'qwen2', 'qwen3'])
 def test_transformers_reads_the_same_model(tmp_path, family):
-    """In float32 the logits are those of the folder; in other types they differ by the rounding of the weights."""
+    """The logits are those of the folder in float32, and differ by the rounding of the weights in other types."""
     folder = model(tmp_path / 'model', family)
     # Transformers does not read the size of the heads of Qwen3.
     config = {'config': AutoConfig.from_pretrained(folder)} if family == 'qwen3' else {}

@@ -232,7 +232,7 @@ def _head_dim(config: Mapping[str, Any]) -> int:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the rotary embedding, under the names of transformers 5 or of earlier versions."""
-    options = config.get('rope_parameters') or config.get('rope_scaling') or {}
+    options: dict[str, Any] = config.get('rope_parameters') or config.get('rope_scaling') or {}
     theta = options.get('rope_theta') or config.get('rope_theta') or 10000.0
     return {**options, 'rope_type': options.get('rope_type') or options.get('type') or 'default', 'rope_theta': theta}
 

@@ -67,9 +67,9 @@ def _split_name(content: dict[str, Any]) -> str:
         raise InvalidModelFolder(
             _FILE, 'is not a byte-level BPE with merges; other tokenizers are not supported in GGUF'
         )
-    normalizer = (content.get('normalizer') or {}).get('type')
+    normalizer: dict[str, Any] = content.get('normalizer') or {}
     name = _SPLIT_NAMES.get(_steps(content.get('pre_tokenizer') or {'type': 'none'}))
-    if name is None or normalizer not in _NORMALIZERS:
+    if name is None or normalizer.get('type') not in _NORMALIZERS:
         names = ', '.join(_SPLIT_NAMES.values())
         raise InvalidModelFolder(_FILE, f'splits text in another way than those that are supported in GGUF: {names}')
     return name
