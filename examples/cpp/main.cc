@@ -251,7 +251,7 @@ std::string StatusAfterCancel(sampler::SamplerService::Stub& samplers, sampler::
 }
 
 void Run() {
-  const Channel channel = Connect(Variable("TWINKLE_SERVER_URL"), Variable("TWINKLE_CA_FILE"));
+  const Channel channel = Connect(Variable("TWINKLE_SERVER_URL"), Variable("TWINKLE_CA"));
   const auto models = TrainableModels(channel);
   std::cout << "models:";
   for (const auto& name : models) std::cout << ' ' << name;

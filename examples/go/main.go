@@ -41,7 +41,7 @@ const (
 
 func main() {
 	log.SetFlags(0)
-	connection, err := connect(os.Getenv("TWINKLE_SERVER_URL"), os.Getenv("TWINKLE_CA_FILE"))
+	connection, err := connect(os.Getenv("TWINKLE_SERVER_URL"), os.Getenv("TWINKLE_CA"))
 	check(err)
 	defer connection.Close()
 	adapters := modelv1.NewAdapterServiceClient(connection)

@@ -70,7 +70,7 @@ public final class Program {
 
   /** Returns TLS with the certificate authority of the gateway, or plaintext if no authority is given. */
   private static ChannelCredentials credentials() throws IOException {
-    String authority = System.getenv("TWINKLE_CA_FILE");
+    String authority = System.getenv("TWINKLE_CA");
     return authority == null
         ? InsecureChannelCredentials.create()
         : TlsChannelCredentials.newBuilder().trustManager(new File(authority)).build();

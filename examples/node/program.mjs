@@ -28,7 +28,7 @@ const contracts = loadSync([...files, 'google/rpc/error_details.proto'], {
 const { data, model, sampler, server } = grpc.loadPackageDefinition(contracts).twinkle.api;
 
 const address = process.env.TWINKLE_SERVER_URL;
-const authority = process.env.TWINKLE_CA_FILE;
+const authority = process.env.TWINKLE_CA;
 const credentials = authority ? grpc.credentials.createSsl(readFileSync(authority)) : grpc.credentials.createInsecure();
 const metadata = new grpc.Metadata();
 metadata.set('authorization', `Bearer ${process.env.TWINKLE_API_KEY}`);

@@ -24,8 +24,8 @@ KEY = { 'authorization' => "Bearer #{ENV.fetch('TWINKLE_API_KEY')}" }.freeze
 MODEL = ENV.fetch('TWINKLE_MODEL', 'smollm2-135m-instruct')
 # The certificate authority of the gateway, if it uses TLS.
 CREDENTIALS =
-  if ENV['TWINKLE_CA_FILE']
-    GRPC::Core::ChannelCredentials.new(File.read(ENV['TWINKLE_CA_FILE']))
+  if ENV['TWINKLE_CA']
+    GRPC::Core::ChannelCredentials.new(File.read(ENV['TWINKLE_CA']))
   else
     :this_channel_is_insecure
   end
