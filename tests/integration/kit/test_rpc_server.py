@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import structlog
-from google.protobuf import descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -29,7 +27,7 @@ from twinkle_services.kit.rpc.channel import open_channel
 from twinkle_services.kit.rpc.context import acting_for, current_caller
 from twinkle_services.kit.rpc.interceptor import MAX_OPEN_STREAMS
 from twinkle_services.kit.rpc.layers import server_layers
-from twinkle_services.kit.rpc.server import Endpoint, RpcServer, default_timeouts, serve_until_stopped
+from twinkle_services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
 from twinkle_services.kit.rpc.status import error_from_call
 
 TOKEN = 'test-token'
@@ -389,20 +387,3 @@ def test_address_outside_loopback_needs_a_token(tmp_path: Path) -> None:
     config = KitConfig(listen='0.0.0.0:0', state_dir=tmp_path)
     with pytest.raises(ValueError, match='internal_token'):
         RpcServer(config, authenticator=InternalAuthenticator(''), endpoints=[])
-
-
-def test_every_default_timeout_belongs_to_a_method_of_the_contract() -> None:
-    """Default timeouts exist only for methods of the contracts."""
-    assert default_timeouts()
-    for path in default_timeouts():
-        service, method = path[1:].split('/')
-        assert method in {item.name for item in _descriptor(service).methods}
-
-
-def _descriptor(service: str) -> Any:
-    package, _, _ = service.rpartition('.')
-    folder = resources.files(package)
-    for file in folder.iterdir():
-        if file.name.endswith('_service_pb2.py'):
-            import_module(f'{package}.{file.name.removesuffix(".py")}')
-    return descriptor_pool.Default().FindServiceByName(service)

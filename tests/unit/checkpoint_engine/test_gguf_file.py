@@ -62,7 +62,7 @@ def logits(folder, **options):
 
 @pytest.mark.parametrize('family', ['llama', 'qwen2', 'qwen3'])
 def test_transformers_reads_the_same_model(tmp_path, family):
-    """The logits are those of the folder in float32, and differ by the rounding of the weights in other types."""
+    """The logits are those of the folder in float32, and differ by rounding in other types."""
     folder = model(tmp_path / 'model', family)
     # Transformers does not read the size of the heads of Qwen3.
     config = {'config': AutoConfig.from_pretrained(folder)} if family == 'qwen3' else {}

@@ -1,4 +1,4 @@
-"""Tests of `TransformersModel` and `MultiLoraTransformersModel`."""
+"""Tests of `TransformersModel`."""
 
 import json
 import os
@@ -202,12 +202,6 @@ def test_optimizer_without_adapter_trains_the_whole_model(tiny_llama_dir, make_f
     assert not np.array_equal(saved, load_file(tiny_llama_dir / 'model.safetensors')[name])
 
 
-def test_shared_model_requires_an_adapter(tiny_llama_dir):
-    """A trainer for several tenants refuses an optimizer without an adapter."""
-    with pytest.raises(NotSupportedYet):
-        MultiLoraTransformersModel(str(tiny_llama_dir)).set_optimizer('AdamW', lr=1e-2)
-
-
 def test_patch_is_undone_bitwise_and_refused_after_adapters(tiny_llama_dir, make_feature):
     """A patch is undone bitwise, and is refused once adapters exist."""
     feature = make_feature(length=40)
@@ -253,18 +247,6 @@ def test_a_function_may_be_the_loss(trainer, make_feature):
     assert seen == [8]
     assert output['loss'] == pytest.approx(float(np.sum(output['logps'][0][4:] ** 2)), rel=1e-5)
     assert trainer.calculate_metric()['largest'] < 0
-
-
-def test_multi_lora_is_bounded(tiny_llama_dir):
-    """An adapter with a rank above max_r is refused; an adapter beyond max_loras is refused until one is removed."""
-    model = MultiLoraTransformersModel(str(tiny_llama_dir), max_loras=1, max_r=8)
-    with pytest.raises(InvalidArgument, match='max_r'):
-        model.add_adapter_to_model('a', LoraConfig(r=4, rank_pattern={'q_proj': 16}))
-    model.add_adapter_to_model('a', LoraConfig(r=4))
-    with pytest.raises(InvalidArgument, match='max_loras'):
-        model.add_adapter_to_model('b', LoraConfig(r=4))
-    model.remove_adapter('a')
-    model.add_adapter_to_model('b', LoraConfig(r=4))
 
 
 def test_streams_as_arguments(trainer, make_feature):
@@ -376,15 +358,6 @@ def test_a_step_reports_health_on_request(trainer, make_feature):
     result = trainer.clip_grad_and_step(max_grad_value=0.1, return_health=True)
     assert len(result.layers) == len(trainer.engine.model.layers)
     assert result.grad_norm is not None
-
-
-def test_multi_lora_bounds_the_length(tiny_llama_dir, make_feature):
-    """An example longer than max_length is refused with an error that contains its index."""
-    model = MultiLoraTransformersModel(str(tiny_llama_dir), max_length=10)
-    model.add_adapter_to_model('a', LoraConfig(r=4))
-    model.forward_only(make_feature(10))
-    with pytest.raises(InvalidArgument, match=r'features\[1\]'):
-        model.forward_only([make_feature(10), make_feature(11)])
 
 
 def test_grpo_metric_measures_entropies_on_request(trainer: TransformersModel, tiny_llama_dir):
