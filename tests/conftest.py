@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ hypothesis.settings.register_profile(
     'without times', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile('without times')
+
+# The library `datasets` reads these variables when it is imported.
+_DATASETS_CACHE = tempfile.TemporaryDirectory(prefix='twinkle-datasets-')
+os.environ.update(HF_DATASETS_CACHE=_DATASETS_CACHE.name, HF_DATASETS_DISABLE_PROGRESS_BARS='1')
 
 
 @pytest.fixture(scope='session')

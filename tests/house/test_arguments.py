@@ -13,7 +13,7 @@ READERS = (*LIBRARY, 'services/', 'examples/')
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 ALWAYS_PACKED = 'documented: batches are packed without padding; programs for padded batches pass it'
-ONE_PROCESS = 'documented: packing runs in one process; larger values log a warning'
+ONE_PROCESS = 'documented: a stream is packed in one process; larger values log a warning'
 OTHER_INTERFACE = 'required by an interface of torch, vLLM or importlib'
 REFUSED = 'the class only raises an error that names an alternative'
 RESULT = 'a result, for programs to read'
@@ -23,7 +23,6 @@ READ_BY_NAME = 'the attribute is read by getattr'
 WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.checkpoint_engine.manager.CheckpointEngineManager.__init__(platform)': HOST_MEMORY,
     'twinkle.dataset.iterable_packing.IterablePackingDataset.__init__(packing_num_proc)': ONE_PROCESS,
-    'twinkle.dataset.packing.PackingDataset.__init__(packing_num_proc)': ONE_PROCESS,
     'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_high_threshold)': READ_BY_NAME,
     'twinkle.loss.tinker.base.TinkerClippedLoss.__init__(clip_low_threshold)': READ_BY_NAME,
     'twinkle.nn.delta_net.PackedDeltaNet.forward(attention_mask)': OTHER_INTERFACE,
@@ -153,9 +152,7 @@ def _is_check(node: ast.If) -> bool:
 
 def _is_log_line(node: ast.AST) -> bool:
     call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and ast.unparse(call.func).startswith(
-        ('_log.', 'get_logger().', 'warnings.warn', 'warn_unused_processes')
-    )
+    return isinstance(call, ast.Call) and ast.unparse(call.func).startswith(('_log.', 'get_logger().', 'warnings.warn'))
 
 
 def _is_unread_attribute(target: ast.expr) -> bool:

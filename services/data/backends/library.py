@@ -2,18 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from twinkle.data_format import IGNORE_INDEX
-from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, bounded_rows, counted, load_bounded_rows
+from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, counted, find_files
 from twinkle.dataset.row_steps import problems_of
 from twinkle.hub import HubError, local_path
 from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
+from twinkle_services.data.backends.bounded import bounded_rows
 from twinkle_services.data.backends.lazy_rows import LazyReader, apply_lazily
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
 from twinkle_services.data.domain import (
@@ -83,17 +86,13 @@ class LibraryEngine:
 
     def _read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         is_local = self._is_readable_path(source.dataset_id)
-        meta = DatasetMeta(
-            source.dataset_id,
-            subset_name=source.subset_name,
-            split=source.split,
-            data_slice=slice(source.begin_row, source.end_row),
-        )
+        meta = DatasetMeta(source.dataset_id, subset_name=source.subset_name, split=source.split)
         with source_errors('source.hub', hub_id=source.dataset_id):
-            rows = load_bounded_rows(
-                meta, meter, is_local_allowed=is_local, download_limit_bytes=self._download_limit_bytes
-            )
-        return Table(rows=rows)
+            files = find_files(meta, is_local_allowed=is_local, download_limit_bytes=self._download_limit_bytes)
+            # Rows before the first one are counted, too; rows after the last one are not read.
+            with closing(row for file in files for row in bounded_rows(file, meter)) as rows:
+                chosen = list(islice(rows, source.begin_row, source.end_row))
+        return Table(rows=chosen)
 
     def _is_readable_path(self, dataset_id: str) -> bool:
         path = local_path(dataset_id)

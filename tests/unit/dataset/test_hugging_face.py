@@ -1,7 +1,6 @@
 """Rows are converted from and to the Hugging Face library `datasets` without a copy of the table."""
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ CHATS = [
     for i in range(7)
 ]
 KINDS = [Dataset, LazyDataset, IterableDataset]
-
-
-@pytest.fixture(autouse=True)
-def _no_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of `datasets` during a test."""
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
 
 
 def hf_dataset() -> datasets.Dataset:

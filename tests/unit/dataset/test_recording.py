@@ -27,7 +27,7 @@ def test_rows_are_saved_immediately(kind: type[Any], suffix: str, tmp_path: Path
     dataset.map(lambda columns: {**columns, 'x': [value + 1 for value in columns['x']]})
     path = tmp_path / f'rows.{suffix}'
     dataset.save_as(path, batch_size=3)
-    assert read_rows(path) == [{**row, 'x': row['x'] + 1} for row in ROWS]
+    assert list(read_rows(path)) == [{**row, 'x': row['x'] + 1} for row in ROWS]
 
 
 @pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
@@ -41,7 +41,7 @@ def test_training_records_each_row_once(suffix: str, tmp_path: Path) -> None:
     assert not path.exists()
     dataset.flush_save()
     assert dataset[0] == ROWS[0]
-    assert read_rows(path) == [ROWS[4], ROWS[1], ROWS[6]]
+    assert list(read_rows(path)) == [ROWS[4], ROWS[1], ROWS[6]]
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
@@ -53,7 +53,7 @@ def test_stream_is_recorded(tmp_path: Path) -> None:
     next(iter(dataset))
     list(dataset)
     dataset.flush_save()
-    assert read_rows(path) == [{'x': []}, {'x': [0]}, {'x': [0, 1]}]
+    assert list(read_rows(path)) == [{'x': []}, {'x': [0]}, {'x': [0, 1]}]
 
 
 def test_a_failed_run_keeps_its_recorded_rows(tmp_path: Path) -> None:

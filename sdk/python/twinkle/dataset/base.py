@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from twinkle.dataset.errors import DatasetError, NotReady
 from twinkle.dataset.files import Row, write_rows
-from twinkle.dataset.hints import ExecutionHints, check_hints
+from twinkle.dataset.hints import ExecutionOptions, check_options
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import log_report
 from twinkle.dataset.recording import RowRecorder
@@ -112,7 +112,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         dataset_meta: DatasetMeta | None = None,
         *,
         init_args: Mapping[str, Any] | None = None,
-        **hints: Unpack[ExecutionHints],
+        **options: Unpack[ExecutionOptions],
     ) -> None:
         """Apply a preprocessor to the rows.
 
@@ -121,7 +121,7 @@ class BaseDataset(ABC, Generic[RowsT]):
                 of a name to one value per row).
             dataset_meta: the dataset to change, required if several were added. Default: the only dataset.
             init_args: arguments of the constructor, for names and classes. Default: none.
-            hints: options of `map` in other libraries; options without effect here are logged.
+            options: options of `datasets.Dataset.map`; see `ExecutionOptions`.
 
         Raises:
             PreprocessorError: the preprocessor is unknown, its arguments are wrong, or a row cannot be read.
@@ -129,12 +129,12 @@ class BaseDataset(ABC, Generic[RowsT]):
                 `batched=False` was given, although functions always receive columns.
             NotReady: the rows are already encoded or are being recorded, there is no dataset, or there are several
                 datasets and `dataset_meta` is not given.
-            TypeError: a hint is unknown.
+            TypeError: an option is unknown.
         """
-        check_hints('map', hints, is_batched=True)
+        self._check_options('map', options, is_batched=True)
         self._refuse_encoded('map')
         function = build_preprocessor(preprocess_func, init_args)
-        self._replace(dataset_meta, lambda rows: self._mapped(rows, function))
+        self._replace(dataset_meta, lambda rows: self._mapped(rows, function, options))
         log_report(function)
 
     def filter(
@@ -143,7 +143,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         dataset_meta: DatasetMeta | None = None,
         *,
         init_args: Mapping[str, Any] | None = None,
-        **hints: Unpack[ExecutionHints],
+        **options: Unpack[ExecutionOptions],
     ) -> None:
         """Keep only the rows that a filter accepts.
 
@@ -151,7 +151,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             filter_func: a registered name, a class, an instance, or a function from a row to a boolean.
             dataset_meta: the dataset to change, required if several were added. Default: the only dataset.
             init_args: arguments of the constructor, for names and classes. Default: none.
-            hints: options of `filter` in other libraries; options without effect here are logged.
+            options: options of `datasets.Dataset.filter`; see `ExecutionOptions`.
 
         Raises:
             PreprocessorError: the filter is unknown, its arguments are wrong, or a row cannot be read.
@@ -159,11 +159,11 @@ class BaseDataset(ABC, Generic[RowsT]):
                 one row.
             NotReady: there is no dataset, there are several datasets and `dataset_meta` is not given, or rows are being
                 recorded.
-            TypeError: a hint is unknown.
+            TypeError: an option is unknown.
         """
-        check_hints('filter', hints, is_batched=False)
+        self._check_options('filter', options, is_batched=False)
         function = build_filter(filter_func, init_args)
-        self._replace(dataset_meta, lambda rows: self._filtered(rows, function))
+        self._replace(dataset_meta, lambda rows: self._filtered(rows, function, options))
         log_report(function)
 
     def cast_column(self, column: str, decode: Decode) -> None:
@@ -188,7 +188,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         *,
         add_generation_prompt: bool = False,
         format: str | None = None,  # noqa: A002 - public argument name
-        **hints: Unpack[ExecutionHints],
+        **options: Unpack[ExecutionOptions],
     ) -> list[str]:
         """Convert rows to token features; the other columns are kept.
 
@@ -198,7 +198,7 @@ class BaseDataset(ABC, Generic[RowsT]):
             add_generation_prompt: whether to end with the opening of an assistant turn, without labels, for sampling.
                 Default: False.
             format: name of the rows' format. Default: it is recognized by the columns of the first row.
-            hints: options of `map` in other libraries; options without effect here are logged.
+            options: options of `datasets.Dataset.map`; see `ExecutionOptions`.
 
         Returns:
             The format of the rows unless they are chats, and warnings about examples that were cut, left out, or have
@@ -212,15 +212,15 @@ class BaseDataset(ABC, Generic[RowsT]):
             InvalidArguments: the format is unknown.
             InvalidExample: a row is not a valid chat, or is too long and must not be cut; see `Template.encode`.
             DatasetError: this kind of dataset does not support the template's options.
-            TypeError: a hint is unknown.
+            TypeError: an option is unknown.
         """
-        check_hints('encode', hints, is_batched=None)
+        self._check_options('encode', options, is_batched=None)
         self._refuse_encoded('encode')
         report: list[str] = []
         template = self._template()
         self._refuse_template(template)
         reader = FormatReader(format, is_prompt=add_generation_prompt)
-        self._replace(None, lambda rows: self._encoded(rows, template, report, reader))
+        self._replace(None, lambda rows: self._encoded(rows, template, report, reader, options))
         self.is_encoded = True
         for line in report:
             get_logger().warning('%s', line)
@@ -230,13 +230,13 @@ class BaseDataset(ABC, Generic[RowsT]):
         self,
         *,
         format: str | None = None,  # noqa: A002 - public argument name
-        **hints: Unpack[ExecutionHints],
+        **options: Unpack[ExecutionOptions],
     ) -> list[str]:
         """Remove the rows that would not be trained on, and return the reasons.
 
         Args:
             format: see `encode`.
-            hints: options of `map` in other libraries; options without effect here are logged.
+            options: options of `datasets.Dataset.map`; see `ExecutionOptions`.
 
         Returns:
             One `rows[i]: reason` per removed row; empty for datasets that check rows when they are read.
@@ -244,13 +244,13 @@ class BaseDataset(ABC, Generic[RowsT]):
         Raises:
             NotReady: no template is set, the rows are already encoded or are being recorded, there is no dataset, or
                 several datasets are not mixed yet.
-            TypeError: a hint is unknown.
+            TypeError: an option is unknown.
         """
-        check_hints('check', hints, is_batched=None)
+        self._check_options('check', options, is_batched=None)
         self._refuse_encoded('check')
         problems: list[str] = []
         template, reader = self._template(), FormatReader(format)
-        self._replace(None, lambda rows: self._checked(rows, template, problems, reader))
+        self._replace(None, lambda rows: self._checked(rows, template, problems, reader, options))
         return problems
 
     def save_as(
@@ -329,19 +329,23 @@ class BaseDataset(ABC, Generic[RowsT]):
     def _mixed(self, parts: Sequence[RowsT], *, is_interleaved: bool) -> RowsT: ...
 
     @abstractmethod
-    def _mapped(self, rows: RowsT, function: MapFunction) -> RowsT: ...
+    def _mapped(self, rows: RowsT, function: MapFunction, options: ExecutionOptions) -> RowsT: ...
 
     @abstractmethod
-    def _filtered(self, rows: RowsT, function: FilterFunction) -> RowsT: ...
+    def _filtered(self, rows: RowsT, function: FilterFunction, options: ExecutionOptions) -> RowsT: ...
 
     @abstractmethod
     def _cast(self, rows: RowsT, column: str, decode: Callable[[Any], Any]) -> RowsT: ...
 
     @abstractmethod
-    def _encoded(self, rows: RowsT, template: Template, report: list[str], reader: FormatReader) -> RowsT: ...
+    def _encoded(
+        self, rows: RowsT, template: Template, report: list[str], reader: FormatReader, options: ExecutionOptions
+    ) -> RowsT: ...
 
     @abstractmethod
-    def _checked(self, rows: RowsT, template: Template, problems: list[str], reader: FormatReader) -> RowsT: ...
+    def _checked(
+        self, rows: RowsT, template: Template, problems: list[str], reader: FormatReader, options: ExecutionOptions
+    ) -> RowsT: ...
 
     @abstractmethod
     def _rows_to_save(self) -> Iterable[Row]: ...
@@ -390,6 +394,10 @@ class BaseDataset(ABC, Generic[RowsT]):
     def _refuse_recording(self) -> None:
         if self._recorder is not None:
             raise NotReady('rows are being recorded; call flush_save() first')
+
+    def _check_options(self, verb: str, options: ExecutionOptions, *, is_batched: bool | None) -> None:
+        """Refuse invalid options of a method; subclasses also log those without an effect."""
+        check_options(verb, options, is_batched=is_batched)
 
     def _refuse_template(self, template: Template) -> None:
         """Raise `DatasetError` if this kind of dataset does not support the template; the default accepts all."""

@@ -1,21 +1,21 @@
-"""Read and write files of rows: JSON lines, JSON, Parquet, CSV and Arrow."""
+"""Write files of rows: JSON lines, Parquet, CSV and Arrow; `loading` reads them."""
 
+import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 
 from twinkle.dataset.errors import UnreadableFile
-from twinkle.dataset.json_files import rows_of_lines, rows_of_list
+from twinkle.dataset.hf import table_of
 
 Row = dict[str, Any]
 
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
-"""Names of the supported formats, which are also the file suffixes."""
+"""Names of the formats that `bounded_rows` reads, which are also the file suffixes. Others are read by `datasets`."""
 
 _NOT_JSON = (TypeError, ValueError, RecursionError)
 """Errors for values of other types, text that is not valid Unicode, cycles, and deeply nested values."""
@@ -25,41 +25,6 @@ def format_of(path: Path) -> str | None:
     """Return the format of a file according to its suffix, or None if the suffix is not in `FORMATS`."""
     suffix = path.suffix.lstrip('.').lower()
     return suffix if suffix in FORMATS else None
-
-
-def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
-    """Return the rows of a file, in order; the rows of an Arrow file are loaded on access.
-
-    Args:
-        path: the file.
-        file_format: one of `FORMATS`. Default: the suffix of the path.
-
-    Raises:
-        UnreadableFile: the format is unknown, or the file does not have this format.
-        DatasetError: two columns have the same name.
-    """
-    chosen = file_format or format_of(path)
-    if chosen not in _READERS:
-        raise UnreadableFile(f'{path.name}: the format must be one of {", ".join(FORMATS)}')
-    return _READERS[chosen](path)
-
-
-def iter_rows(path: Path, file_format: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a file, reading it in pieces.
-
-    The types of CSV columns are inferred from the first block, not from all rows.
-
-    Args:
-        path: the file.
-        file_format: one of `FORMATS`. Default: the suffix of the path.
-
-    Raises:
-        UnreadableFile, DatasetError: as in `read_rows`; raised during iteration.
-    """
-    chosen = file_format or format_of(path)
-    if chosen not in _STREAMS:
-        raise UnreadableFile(f'{path.name}: the format must be one of {", ".join(FORMATS)}')
-    yield from _STREAMS[chosen](path)
 
 
 def write_rows(
@@ -139,48 +104,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _read_jsonl(path: Path) -> list[Row]:
-    return list(_stream_jsonl(path))
-
-
-def _stream_jsonl(path: Path) -> Iterator[Row]:
-    with path.open(encoding='utf-8-sig') as file:
-        yield from rows_of_lines(path.name, file)
-
-
-def _read_json(path: Path) -> list[Row]:
-    return list(_stream_json(path))
-
-
-def _stream_json(path: Path) -> Iterator[Row]:
-    with path.open(encoding='utf-8-sig') as file:
-        yield from rows_of_list(path.name, file)
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    return _arrow_files().read_parquet(path)
-
-
-def _read_csv(path: Path) -> list[Row]:
-    return _arrow_files().read_csv(path)
-
-
-def _read_arrow(path: Path) -> Sequence[Row]:
-    return _arrow_rows().read_arrow(path)
-
-
-def _stream_arrow(path: Path) -> Iterator[Row]:
-    yield from _arrow_rows().stream_arrow(path)
-
-
-def _stream_parquet(path: Path) -> Iterator[Row]:
-    yield from _arrow_files().stream_parquet(path)
-
-
-def _stream_csv(path: Path) -> Iterator[Row]:
-    yield from _arrow_files().stream_csv(path)
-
-
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], _batch_rows: int) -> None:
     with path.open('w', encoding='utf-8') as file:
         for position, row in enumerate(rows):
@@ -188,45 +111,31 @@ def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], _batch_rows: int
 
 
 def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
-    _arrow_files().write_parquet(path, map(plain, rows), batch_rows)
+    _table_of(rows).to_parquet(str(path), batch_size=batch_rows)
 
 
 def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
-    _arrow_files().write_csv(path, map(plain, rows), batch_rows)
+    table = _table_of(rows)
+    nested = [name for name, feature in table.features.items() if not hasattr(feature, 'dtype')]
+    if nested:
+        raise UnreadableFile(f'columns {nested} contain lists or objects, which CSV cannot represent; use jsonl')
+    table.to_csv(str(path), batch_size=batch_rows, index=False)
 
 
 def _write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:
-    module = _arrow_rows()
-    module.write_arrow(path, rows if isinstance(rows, module.ArrowRows) else map(plain, rows), batch_rows)
+    pa: Any = importlib.import_module('pyarrow')  # imported only if needed
+    table = _table_of(rows)
+    with pa.OSFile(str(path), 'wb') as sink, pa.ipc.new_stream(sink, table.features.arrow_schema) as writer:
+        for batch in table.with_format('arrow').iter(batch_rows):
+            writer.write_table(batch)
 
 
-def _arrow_rows() -> ModuleType:
-    from twinkle.dataset import arrow_rows  # noqa: PLC0415 - see `_arrow_files`
-
-    return arrow_rows
-
-
-def _arrow_files() -> ModuleType:
-    # Imported only for files that need it, because pyarrow takes more memory than the rest of this library.
-    from twinkle.dataset import arrow_files  # noqa: PLC0415 - see above
-
-    return arrow_files
+def _table_of(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return rows as a `datasets.Dataset`; a table without columns of JSON, which few programs read, is not copied."""
+    table = getattr(rows, 'table', None)
+    return table_of(map(dict, rows)) if table is None or 'Json(' in str(table.features) else table
 
 
-_READERS: dict[str, Callable[[Path], Sequence[Row]]] = {
-    'jsonl': _read_jsonl,
-    'json': _read_json,
-    'parquet': _read_parquet,
-    'csv': _read_csv,
-    'arrow': _read_arrow,
-}
-_STREAMS: dict[str, Callable[[Path], Iterable[Row]]] = {
-    'jsonl': _stream_jsonl,
-    'json': _stream_json,
-    'parquet': _stream_parquet,
-    'csv': _stream_csv,
-    'arrow': _stream_arrow,
-}
 _WRITERS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]], int], None]] = {
     'jsonl': _write_jsonl,
     'parquet': _write_parquet,

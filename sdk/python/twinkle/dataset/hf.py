@@ -1,19 +1,29 @@
-"""Convert rows from and to the Hugging Face library `datasets`, which is imported only when it is needed.
+"""Convert rows from and to the Hugging Face library `datasets`, which is imported when a dataset needs it.
 
 Objects of the library are recognized only if the program has already imported it, because otherwise none can exist.
 """
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from twinkle.component import MissingLibrary
-from twinkle.dataset.errors import DatasetError
-from twinkle.dataset.files import Row, plain
+from twinkle.dataset.errors import DatasetError, UnreadableFile
 
-if TYPE_CHECKING:
-    from twinkle.dataset.arrow_rows import ArrowRows
+Row = dict[str, Any]
+
+
+def library() -> Any:
+    """Import `datasets`, which takes a second and about 100 MB of memory.
+
+    Raises:
+        MissingLibrary: `datasets` is not installed.
+    """
+    try:
+        return importlib.import_module('datasets')
+    except ModuleNotFoundError as error:
+        raise MissingLibrary('datasets', 'twinkle-grpc[data]') from error
 
 
 def split_of(data: Any, split: str) -> Any:
@@ -40,19 +50,17 @@ def is_stream(data: Any) -> bool:
     return _is_any(data, 'IterableDataset')
 
 
-def rows_of_table(data: Any) -> 'ArrowRows':
-    """Return the stored rows of a `datasets.Dataset`; rows that were selected or reordered are copied.
+def selected_columns(data: Any) -> Any:
+    """Return a `datasets.Dataset` without a format, restricted to the columns that its format selects.
 
     Raises:
         DatasetError: the dataset has a transform, which is not part of the stored rows.
     """
-    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - pyarrow is imported only if needed
-
     if data.format['type'] == 'custom':
         raise DatasetError('data has a transform (set_transform), which is not applied here; pass it to map() instead')
     columns, is_all = data.format['columns'], data.format['output_all_columns']
-    arrow = data.with_format('arrow', columns=None if is_all else columns)
-    return ArrowRows(arrow[:])
+    chosen = data if is_all or columns == data.column_names else data.select_columns(columns)
+    return chosen.with_format(None)
 
 
 def rows_of_stream(data: Any) -> Iterator[Row]:
@@ -60,52 +68,55 @@ def rows_of_stream(data: Any) -> Iterator[Row]:
     return (dict(row) for row in data.with_format(None))
 
 
-def dataset_of(rows: Iterable[Row]) -> Any:
-    """Return rows as a `datasets.Dataset`; an Arrow table is shared, other rows are copied to a new table.
+def as_stored(data: Any) -> Any:
+    """Return a `datasets.Dataset` or `IterableDataset` whose images, audio and similar values are not decoded."""
+    features: Mapping[str, Any] = data.features or {}
+    for name, feature in features.items():
+        if getattr(feature, 'decode', False) and type(feature).__name__ != 'Json':
+            data = data.cast_column(name, type(feature)(decode=False))
+    return data
+
+
+def table_of(rows: Iterable[Row], *, is_mixed_allowed: bool = False) -> Any:
+    """Return rows as a new `datasets.Dataset` in memory.
+
+    The table has the columns of all rows, in order of first appearance; missing values are null.
+
+    Args:
+        rows: the rows.
+        is_mixed_allowed: whether values of several types may become a column of JSON. Default: False.
 
     Raises:
         MissingLibrary: `datasets` is not installed.
-        UnreadableFile: a column has values of incompatible types.
+        UnreadableFile: the rows have no columns, or a column has values of incompatible types.
     """
-    from twinkle.dataset.arrow_files import table_of  # noqa: PLC0415 - pyarrow is imported only if needed
-    from twinkle.dataset.arrow_rows import ArrowRows  # noqa: PLC0415 - pyarrow is imported only if needed
-
-    library = _library()
-    table = rows.table if isinstance(rows, ArrowRows) else table_of(map(plain, rows), _BATCH_ROWS)
-    return library.Dataset(table)
-
-
-def stream_of(opened: Callable[[], Iterator[Row]]) -> Any:
-    """Return a `datasets.IterableDataset` that calls `opened` for every iteration.
-
-    Raises:
-        MissingLibrary: `datasets` is not installed.
-    """
-    return _library().IterableDataset.from_generator(_Passes(opened))
+    listed = list(rows)
+    names = {name: None for row in listed for name in row}
+    if listed and not names:
+        raise UnreadableFile('the rows have no columns; remove them, or use jsonl')
+    columns = {name: [row.get(name) for row in listed] for name in names}
+    options = {'on_mixed_types': 'use_json' if is_mixed_allowed else None}
+    try:
+        return library().Dataset.from_dict(columns, **options)
+    except _TYPE_ERRORS:
+        for name, values in columns.items():
+            _check_column(name, values, options)
+        raise
 
 
-class _Passes:
-    """Callable without arguments that starts an iteration and converts numpy arrays to lists for `datasets`."""
-
-    def __init__(self, opened: Callable[[], Iterator[Row]]) -> None:
-        self._opened = opened
-
-    def __call__(self) -> Iterator[Row]:
-        return map(plain, self._opened())
+def _check_column(name: str, values: list[Any], options: Mapping[str, Any]) -> None:
+    try:
+        library().Dataset.from_dict({name: values}, **options)
+    except _TYPE_ERRORS as error:
+        problem = f'column {name!r} cannot be written: {error}; convert its values to one type, or use jsonl'
+        raise UnreadableFile(problem) from error
 
 
-_BATCH_ROWS = 1000
-"""Number of rows converted to columns together."""
+_TYPE_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError)
+"""Errors of the library for values that are not of one type; its own classes derive from these."""
 
 
 def _is_any(data: Any, *names: str) -> bool:
-    library = sys.modules.get('datasets')
-    kinds: Sequence[Any] = [getattr(library, name, None) for name in names]
+    module = sys.modules.get('datasets')
+    kinds: Sequence[Any] = [getattr(module, name, None) for name in names]
     return any(isinstance(kind, type) and isinstance(data, kind) for kind in kinds)
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module('datasets')
-    except ModuleNotFoundError as error:
-        raise MissingLibrary('datasets', 'datasets>=4') from error

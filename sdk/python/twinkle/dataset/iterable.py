@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from twinkle.dataset.base import BaseDataset
-from twinkle.dataset.files import Row
-from twinkle.dataset.hf import stream_of
+from twinkle.dataset.files import Row, plain
+from twinkle.dataset.hf import library
+from twinkle.dataset.hints import ExecutionOptions, check_options, log_effectless
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import begin_pass, depends_on_earlier_rows, log_report
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
-from twinkle.dataset.sources import find_files, refuse_backwards, refuse_iterator, stream_rows
+from twinkle.dataset.sources import open_source, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction
@@ -50,19 +51,23 @@ class IterableDataset(BaseDataset[Stream]):
         Raises:
             MissingLibrary: `datasets` is not installed.
         """
-        return stream_of(lambda: iter(self))
+        return library().IterableDataset.from_generator(_Passes(self))
 
     def _load(self, meta: DatasetMeta) -> Stream:
         refuse_backwards(meta)
         refuse_iterator(meta)
         # A missing dataset raises an error now instead of at the first row.
-        files = find_files(meta) if meta.data is None else ()
-        return Stream(lambda: iter(stream_rows(meta, files)))
+        source = open_source(meta, is_streamed=True) if meta.data is None else None
+        return Stream(lambda: iter(stream_rows(meta, source)))
+
+    def _check_options(self, verb: str, options: ExecutionOptions, *, is_batched: bool | None) -> None:
+        check_options(verb, options, is_batched=is_batched)
+        log_effectless(verb, options, 'rows are processed in this process when they are read')
 
     def _mixed(self, parts: Sequence[Stream], *, is_interleaved: bool) -> Stream:
         return interleaved(parts) if is_interleaved else chained(parts)
 
-    def _mapped(self, rows: Stream, function: MapFunction) -> Stream:
+    def _mapped(self, rows: Stream, function: MapFunction, options: ExecutionOptions) -> Stream:
         def start_pass() -> BatchChange:
             begin_pass(function)
             return lambda batch, begin: map_rows(batch, function, begin=begin)
@@ -70,7 +75,7 @@ class IterableDataset(BaseDataset[Stream]):
         batch_rows = 1 if depends_on_earlier_rows(function) else BATCH_ROWS
         return changed(rows, start_pass, batch_rows=batch_rows, at_end=lambda: log_report(function))
 
-    def _filtered(self, rows: Stream, function: FilterFunction) -> Stream:
+    def _filtered(self, rows: Stream, function: FilterFunction, options: ExecutionOptions) -> Stream:
         def kept(batch: list[Row], begin: int) -> list[Row]:
             return [row for index, row in enumerate(batch, start=begin) if is_kept(row, function, index=index)]
 
@@ -86,14 +91,28 @@ class IterableDataset(BaseDataset[Stream]):
 
         return changed(rows, lambda: cast, batch_rows=1)
 
-    def _encoded(self, rows: Stream, template: Template, report: list[str], reader: FormatReader) -> Stream:
+    def _encoded(
+        self, rows: Stream, template: Template, report: list[str], reader: FormatReader, options: ExecutionOptions
+    ) -> Stream:
         return changed(rows, lambda: _encoder(template, reader.again()))
 
-    def _checked(self, rows: Stream, template: Template, problems: list[str], reader: FormatReader) -> Stream:
+    def _checked(
+        self, rows: Stream, template: Template, problems: list[str], reader: FormatReader, options: ExecutionOptions
+    ) -> Stream:
         return changed(rows, lambda: _checker(template, reader.again()))
 
     def _rows_to_save(self) -> Iterable[Row]:
         return iter(self)
+
+
+class _Passes:
+    """Callable without arguments that starts an iteration and converts numpy arrays to lists for `datasets`."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = rows
+
+    def __call__(self) -> Iterator[Row]:
+        return map(plain, self._rows)
 
 
 def _encoder(template: Template, reader: FormatReader) -> BatchChange:

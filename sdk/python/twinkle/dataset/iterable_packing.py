@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from twinkle.dataset.errors import NotReady
 from twinkle.dataset.files import Row
-from twinkle.dataset.hints import warn_unused_processes
+from twinkle.dataset.hints import ExecutionOptions
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.streams import Stream, repeated
 from twinkle.dataset.window_packing import packed
-from twinkle.infra import remote_class
+from twinkle.infra import get_logger, remote_class
 from twinkle.preprocessor import FormatReader
 from twinkle.template import Template
 
@@ -43,9 +43,14 @@ class IterablePackingDataset(IterableDataset):
             ValueError: `packing_interval` or `packing_num_proc` is less than 1.
         """
         super().__init__(dataset_meta, template=template)
-        warn_unused_processes('packing_num_proc', packing_num_proc)
         if packing_interval < 1:
             raise ValueError(f'packing_interval must be at least 1, got {packing_interval}')
+        if packing_num_proc < 1:
+            raise ValueError(f'packing_num_proc must be at least 1, got {packing_num_proc}')
+        if packing_num_proc > 1:
+            get_logger().warning(
+                'packing_num_proc=%d has no effect: a stream is packed in this process', packing_num_proc
+            )
         self._packing_interval = packing_interval
         self._is_cyclic = cyclic
         self._is_prompt = False
@@ -75,9 +80,11 @@ class IterablePackingDataset(IterableDataset):
         source = repeated(rows) if self._is_cyclic else rows
         return packed(source, capacity=capacity, interval=self._packing_interval)
 
-    def _encoded(self, rows: Stream, template: Template, report: list[str], reader: FormatReader) -> Stream:
+    def _encoded(
+        self, rows: Stream, template: Template, report: list[str], reader: FormatReader, options: ExecutionOptions
+    ) -> Stream:
         self._is_prompt = reader.is_prompt
-        return super()._encoded(rows, template, report, reader)
+        return super()._encoded(rows, template, report, reader, options)
 
     def _rows_to_save(self) -> Iterable[Row]:
         if self._is_cyclic and self.is_packed:

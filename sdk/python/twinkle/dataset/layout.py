@@ -24,6 +24,10 @@ _SAVED_SPLITS, _SAVED_STATE = 'dataset_dict.json', 'state.json'
 _SPLIT_WORD = re.compile(rf'(?<![a-z])({"|".join(_SPLITS)})(?![a-z])')
 
 
+class NoDataFiles(DatasetError):
+    """A folder has no data files in a known format for a split."""
+
+
 def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     """Return the data files of one subset and split, sorted by path; those of `save_to_disk` in the order of rows.
 
@@ -55,7 +59,14 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     if split == 'train' and set(by_split) == {''}:
         return by_split['']
     known = ', '.join(sorted(name or 'files without a split in their name' for name in by_split)) or 'no data files'
-    raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {known}')
+    raise (DatasetError if by_split else NoDataFiles)(
+        f'split {split!r} does not exist in {folder.name}; it has: {known}'
+    )
+
+
+def has_configs(folder: Path) -> bool:
+    """Return whether the README of a folder defines the files of its subsets and splits."""
+    return bool(_read_configs(folder))
 
 
 def _saved_files(folder: Path, *, subset_name: str, split: str) -> list[Path]:
@@ -144,7 +155,7 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
     files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
     inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) or path.is_symlink()]
     if not inside:
-        raise DatasetError(f'{folder.name} has no data files that match {", ".join(patterns[split])}')
+        raise NoDataFiles(f'{folder.name} has no data files that match {", ".join(patterns[split])}')
     return inside
 
 

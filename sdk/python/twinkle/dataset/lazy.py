@@ -7,6 +7,7 @@ from typing import Any, overload
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample
 from twinkle.dataset.files import Row
+from twinkle.dataset.hints import ExecutionOptions, check_options, log_effectless
 from twinkle.dataset.mixing import RowReference, mixed_order
 from twinkle.dataset.passes import depends_on_earlier_rows
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
@@ -30,10 +31,14 @@ class LazyDataset(Dataset):
     def _facts(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return {'rows': len(rows)}
 
+    def _check_options(self, verb: str, options: ExecutionOptions, *, is_batched: bool | None) -> None:
+        check_options(verb, options, is_batched=is_batched)
+        log_effectless(verb, options, 'rows are processed in this process when they are read')
+
     def _mixed(self, parts: Sequence[Sequence[Row]], *, is_interleaved: bool) -> Sequence[Row]:
         return _SelectedRows(parts, mixed_order([len(rows) for rows in parts], is_interleaved=is_interleaved))
 
-    def _mapped(self, rows: Sequence[Row], function: MapFunction) -> Sequence[Row]:
+    def _mapped(self, rows: Sequence[Row], function: MapFunction, options: ExecutionOptions) -> Sequence[Row]:
         if depends_on_earlier_rows(function):
             name = type(function).__name__
             raise DatasetError(
@@ -53,7 +58,7 @@ class LazyDataset(Dataset):
 
         return _ChangedRows(rows, step)
 
-    def _filtered(self, rows: Sequence[Row], function: FilterFunction) -> Sequence[Row]:
+    def _filtered(self, rows: Sequence[Row], function: FilterFunction, options: ExecutionOptions) -> Sequence[Row]:
         kept = [(0, index) for index, row in enumerate(rows) if is_kept(row, function, index=index)]
         return _SelectedRows([rows], kept)
 
@@ -61,12 +66,22 @@ class LazyDataset(Dataset):
         return _ChangedRows(rows, lambda row, index: cast_row(row, column, decode, index=index))
 
     def _encoded(
-        self, rows: Sequence[Row], template: Template, report: list[str], reader: FormatReader
+        self,
+        rows: Sequence[Row],
+        template: Template,
+        report: list[str],
+        reader: FormatReader,
+        options: ExecutionOptions,
     ) -> Sequence[Row]:
         return _ChangedRows(rows, _EncodeStep(template, reader))
 
     def _checked(
-        self, rows: Sequence[Row], template: Template, problems: list[str], reader: FormatReader
+        self,
+        rows: Sequence[Row],
+        template: Template,
+        problems: list[str],
+        reader: FormatReader,
+        options: ExecutionOptions,
     ) -> Sequence[Row]:
         def step(row: Row, index: int) -> Row:
             (problem,) = problems_of(template, reader.again(), [row], begin=index)

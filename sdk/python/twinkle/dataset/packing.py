@@ -10,8 +10,11 @@ from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import InvalidExample, NotReady
 from twinkle.dataset.files import Row
-from twinkle.dataset.hints import warn_unused_processes
+from twinkle.dataset.hf import library
+from twinkle.dataset.hints import library_options
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.table_steps import ARRAY_COLUMNS
+from twinkle.dataset.tables import TableRows
 from twinkle.infra import remote_class
 from twinkle.template import Template
 
@@ -46,7 +49,7 @@ class PackingDataset(Dataset):
 
         Args:
             dataset_meta: source of the first rows. Default: none; rows are then added with `add_dataset`.
-            packing_num_proc: at least 1. Packing always uses one process; larger values only log a warning. Default: 1.
+            packing_num_proc: number of processes that join the rows, at least 1. Default: 1, which is this process.
             template: the same as `set_template` with an instance. Default: none.
 
         Raises:
@@ -55,7 +58,9 @@ class PackingDataset(Dataset):
             ValueError: `packing_num_proc` is less than 1.
         """
         super().__init__(dataset_meta, template=template)
-        warn_unused_processes('packing_num_proc', packing_num_proc)
+        if packing_num_proc < 1:
+            raise ValueError(f'packing_num_proc must be at least 1, got {packing_num_proc}')
+        self._packing_num_proc = packing_num_proc
         self.is_packed = False
         """Whether the rows are packs."""
 
@@ -80,10 +85,35 @@ class PackingDataset(Dataset):
         if any('labels' not in row for row in rows):
             raise NotReady('the rows have no labels (add_generation_prompt=True); only training examples can be packed')
         capacity = self._template().max_length
+        lengths: list[int] = []
         for index, row in enumerate(rows):
             refuse_unpackable(row, index=index, capacity=capacity)
-        bins = pack_best_fit([len(row['input_ids']) for row in rows], capacity=capacity)
+            lengths.append(len(row['input_ids']))
+        bins = pack_best_fit(lengths, capacity=capacity)
+        table = self._table(rows, {'num_proc': self._packing_num_proc})
+        if table is not None:
+            return packed_table(table, bins, process_count=self._packing_num_proc)
         return [join_features([rows[index] for index in indices]) for indices in bins]
+
+
+def packed_table(rows: TableRows, bins: Sequence[Sequence[int]], *, process_count: int) -> Sequence[Row]:
+    """Return the packs of a table's rows, which several processes may join; `bins` contains the rows of each pack."""
+    order = TableRows(library().Dataset.from_dict({'bin': [list(indices) for indices in bins]}))
+    options = library_options('pack_dataset', {'num_proc': process_count})
+    packs = order.changed(_JoinBins(rows), {**options, 'new_fingerprint': order.fingerprint_after(rows.table)})
+    return TableRows(packs.table, arrays=ARRAY_COLUMNS) if isinstance(packs, TableRows) else packs
+
+
+class _JoinBins:
+    """Joins the rows of each bin in a batch of bins."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def __call__(self, bins: Sequence[Row], begin: int) -> list[Row]:
+        del begin
+        chosen: list[list[int]] = [row['bin'] for row in bins]
+        return [join_features([self._rows[index] for index in indices]) for indices in chosen]
 
 
 def refuse_unpackable(feature: Row, *, index: int, capacity: int) -> None:

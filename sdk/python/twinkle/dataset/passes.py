@@ -15,6 +15,15 @@ def depends_on_earlier_rows(function: MapFunction) -> bool:
     return isinstance(function, Preprocessor) and type(function).begin_pass is not Preprocessor.begin_pass
 
 
+def is_stateful(function: MapFunction | FilterFunction) -> bool:
+    """Return whether a preprocessor or filter keeps state between rows, for its result or its report."""
+    for base in (Preprocessor, DataFilter):
+        if isinstance(function, base):
+            kind = type(function)
+            return kind.begin_pass is not base.begin_pass or kind.end_pass is not base.end_pass
+    return False
+
+
 def log_report(function: MapFunction | FilterFunction) -> None:
     """Log the report of a preprocessor or filter on the completed iteration."""
     for line in report_of(function):

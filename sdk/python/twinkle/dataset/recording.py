@@ -1,10 +1,11 @@
 """Record rows when they are read, so that the rows used for training can be inspected."""
 
+import json
 import os
 from pathlib import Path
 
 from twinkle.dataset.errors import NotReady
-from twinkle.dataset.files import Row, iter_rows, json_line, refuse_unwritable, write_rows
+from twinkle.dataset.files import Row, json_line, refuse_unwritable, write_rows
 
 
 class RowRecorder:
@@ -58,7 +59,8 @@ class RowRecorder:
         if self._format == 'jsonl':
             self._lines_path.replace(self._path)
             return
-        write_rows(self._path, iter_rows(self._lines_path, 'jsonl'), self._format, batch_rows=self._batch_rows)
+        with self._lines_path.open(encoding='utf-8') as lines:
+            write_rows(self._path, map(json.loads, lines), self._format, batch_rows=self._batch_rows)
         self._lines_path.unlink()
 
     def _append(self) -> None:

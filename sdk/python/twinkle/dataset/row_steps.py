@@ -112,6 +112,18 @@ def encode_rows(
         raise
 
 
+def encode_batch(
+    template: Template, reader: FormatReader, rows: Sequence[Row], *, begin: int
+) -> tuple[list[Row], list[EncodedChat]]:
+    """Return the chats of rows in a known format, and their encodings; `begin` is the index of the first row.
+
+    Raises:
+        InvalidRow, InvalidExample, TemplateError: as in `read_rows` and `encode_rows`.
+    """
+    chats, indices = read_rows(reader, rows, begin=begin)
+    return chats, encode_rows(template, chats, indices=indices, is_prompt=reader.is_prompt)
+
+
 class EncodeTally:
     """Counts the examples that encoding truncated, left out, or encoded without labels."""
 
@@ -129,6 +141,17 @@ class EncodeTally:
             self._counts['left out'] += chat.token_count > limit and not chat.features
             self._counts['cut'] += chat.token_count > limit and bool(chat.features)
             self._counts['unlabelled'] += sum(_is_unlabelled(feature) for feature in chat.features)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of chats, and of examples with each kind of problem."""
+        return {'chats': self._chat_count, **self._counts}
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Add the `counts` of another tally."""
+        self._chat_count += counts['chats']
+        for kind in self._counts:
+            self._counts[kind] += counts[kind]
 
     def lines(self) -> list[str]:
         """Return one sentence for each kind of problem that occurred."""

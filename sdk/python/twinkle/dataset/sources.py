@@ -1,23 +1,19 @@
 """Load the rows that a `DatasetMeta` describes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from twinkle.dataset.bounded_files import bounded_rows
 from twinkle.dataset.errors import DatasetError
-from twinkle.dataset.files import Row, format_of, iter_rows, read_rows
-from twinkle.dataset.hf import is_stream, is_table, rows_of_stream, rows_of_table, split_of
-from twinkle.dataset.layout import files_of
+from twinkle.dataset.files import Row, format_of
+from twinkle.dataset.hf import as_stored, is_stream, is_table, rows_of_stream, selected_columns, split_of
+from twinkle.dataset.layout import NoDataFiles, files_of, has_configs
+from twinkle.dataset.loading import Source, source_of_files, source_of_folder, source_of_hub
 from twinkle.dataset.meta import DatasetMeta
-from twinkle.dataset.row_bounds import RowBounds
-from twinkle.hub import resolve_dataset
+from twinkle.dataset.tables import TableRows
+from twinkle.hub import HubId, find_dataset, resolve_dataset
 from twinkle.infra import get_logger
-
-if TYPE_CHECKING:
-    from twinkle.dataset.arrow_rows import ArrowRows
 
 
 def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[Row]:
@@ -32,46 +28,53 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[R
         HubError: the dataset cannot be found or downloaded.
         DatasetError: the dataset does not have the subset or split, or a file cannot be read.
     """
-    rows = _rows_given(meta) if meta.data is not None else _rows_found(meta, is_local_allowed=is_local_allowed)
+    rows = _rows_given(meta) if meta.data is not None else open_source(meta, is_local_allowed=is_local_allowed).rows()
     return _sliced(rows, meta)
 
 
-def load_bounded_rows(
-    meta: DatasetMeta, bounds: RowBounds, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
-) -> list[Row]:
-    """Return the rows of files within bounds, restricted to the meta's `data_slice`.
+def open_source(meta: DatasetMeta, *, is_local_allowed: bool = True, is_streamed: bool = False) -> Source:
+    """Return the files of a dataset on a hub or on this machine, without reading them.
 
     Args:
         meta: source of the rows, without `data`.
-        bounds: limits on the rows in memory. Rows before the slice count as well; rows after it are not read.
         is_local_allowed: see `load_rows`.
-        download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
+        is_streamed: whether files on Hugging Face that are not on this machine are read over the network, in pieces,
+            instead of being downloaded. Default: False.
 
     Raises:
-        HubError: see `load_rows`.
-        DatasetError: see `load_rows`; or `data_slice` is not ascending, or the rows have too many columns.
-        Exception: an error of `bounds.charge`; the rows exceed a limit.
+        HubError: the dataset cannot be found or downloaded.
+        DatasetError: the dataset does not have the subset or split, or there is no such file.
     """
-    refuse_backwards(meta)
-    files = find_files(meta, is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes)
-    rows = (row for file in files for row in bounded_rows(file, bounds))
-    with closing(rows):
-        return list(_chosen(rows, meta))
+    _refuse_missing_file(meta, is_local_allowed=is_local_allowed)
+    dataset_id = meta.dataset_id or ''
+    if is_streamed and find_dataset(dataset_id, is_local_allowed=is_local_allowed) is None:
+        hub_id = HubId.parse(dataset_id)
+        if hub_id.source != 'ms':
+            return source_of_hub(hub_id.name, subset_name=meta.subset_name, split=meta.split)
+    path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed)
+    if path.is_file():
+        return source_of_files([path])
+    try:
+        files = files_of(path, subset_name=meta.subset_name, split=meta.split)
+    except NoDataFiles:
+        return source_of_folder(path, subset_name=meta.subset_name, split=meta.split)
+    if has_configs(path):
+        return source_of_folder(path, subset_name=meta.subset_name, split=meta.split)
+    return source_of_files(files)
 
 
-def stream_rows(meta: DatasetMeta, files: Sequence[Path] = ()) -> Iterator[Row]:
-    """Yield the rows of a dataset, restricted to the meta's `data_slice`, reading files incrementally.
+def stream_rows(meta: DatasetMeta, source: Source | None = None) -> Iterator[Row]:
+    """Yield the rows of a dataset, restricted to the meta's `data_slice`, reading files in pieces.
 
     Args:
         meta: source of the rows.
-        files: the result of `find_files`, unless the meta contains the rows. Reuse it in later iterations to read the
+        source: the result of `open_source`, unless the meta contains the rows. Reuse it in later iterations to read the
             same revision of the dataset.
 
     Raises:
         DatasetError: a file cannot be read; raised during iteration.
     """
-    stream = _given_one_by_one(meta) if meta.data is not None else (row for file in files for row in iter_rows(file))
-    yield from _chosen(stream, meta)
+    yield from _chosen(_given_one_by_one(meta) if source is None else source.stream(), meta)
 
 
 def refuse_backwards(meta: DatasetMeta) -> None:
@@ -96,20 +99,30 @@ def refuse_backwards(meta: DatasetMeta) -> None:
 def find_files(
     meta: DatasetMeta, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
 ) -> list[Path]:
-    """Return the files of a dataset's subset and split, in order; the arguments are those of `load_bounded_rows`.
+    """Return the files of a dataset's subset and split, in order, for services that read them within limits.
+
+    Args:
+        meta: source of the rows, without `data`.
+        is_local_allowed: whether `dataset_id` may be a path; a service with untrusted callers sets False. Default:
+            True.
+        download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
         HubError: the dataset cannot be found or downloaded.
         DatasetError: the dataset does not have the subset or split, or the id is the name of a file that does not
             exist.
     """
-    given = Path(meta.dataset_id or '')
-    if is_local_allowed and '://' not in str(meta.dataset_id) and format_of(given) and not given.exists():
-        raise DatasetError(f'there is no file {str(given)!r} in {Path.cwd()}; a hub dataset is named org/name')
+    _refuse_missing_file(meta, is_local_allowed=is_local_allowed)
     path = resolve_dataset(
         meta.dataset_id or '', is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes
     )
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
+
+
+def _refuse_missing_file(meta: DatasetMeta, *, is_local_allowed: bool) -> None:
+    given = Path(meta.dataset_id or '')
+    if is_local_allowed and '://' not in str(meta.dataset_id) and format_of(given) and not given.exists():
+        raise DatasetError(f'there is no file {str(given)!r} in {Path.cwd()}; a hub dataset is named org/name')
 
 
 def refuse_iterator(meta: DatasetMeta) -> None:
@@ -151,19 +164,10 @@ def _rows_at(stream: Iterator[Row], meta: DatasetMeta, selection: Sequence[int])
         yield row
 
 
-def _rows_found(meta: DatasetMeta, *, is_local_allowed: bool) -> Sequence[Row]:
-    files = find_files(meta, is_local_allowed=is_local_allowed)
-    if files and all(format_of(file) == 'arrow' for file in files):
-        from twinkle.dataset.arrow_rows import joined, read_arrow  # noqa: PLC0415 - pyarrow is imported only if needed
-
-        return joined([read_arrow(file) for file in files])
-    return [row for file in files for row in read_rows(file)]
-
-
 def _rows_given(meta: DatasetMeta) -> Sequence[Row]:
     data: Any = split_of(meta.data, meta.split)
     if is_table(data):
-        return rows_of_table(data)
+        return TableRows(as_stored(selected_columns(data)))
     if is_stream(data):
         return list(rows_of_stream(data))
     if isinstance(data, Mapping):
@@ -193,7 +197,6 @@ def _sliced(rows: Sequence[Row], meta: DatasetMeta) -> Sequence[Row]:
 
 
 def _selected(rows: Sequence[Row], selection: slice | Sequence[int]) -> Sequence[Row]:
-    if not isinstance(rows, list):
-        # Rows of an Arrow table; contiguous rows are not copied.
-        return cast('ArrowRows', rows).select(selection)
+    if isinstance(rows, TableRows):
+        return rows.select(selection)
     return rows[selection] if isinstance(selection, slice) else [rows[index] for index in selection]

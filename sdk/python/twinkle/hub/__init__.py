@@ -21,6 +21,7 @@ from twinkle.hub.operation import HFHub, HubOperation, MSHub
 from twinkle.hub.remote import PLUGIN_FILES
 from twinkle.hub.resolve import (
     BUILT_IN_MODELS,
+    find_dataset,
     get_model,
     resolve_dataset,
     resolve_model,
@@ -49,6 +50,7 @@ __all__ = [
     'UploadRefused',
     'Uploaded',
     'cache_dir',
+    'find_dataset',
     'get_model',
     'is_generated',
     'local_path',

@@ -122,8 +122,6 @@ class HubOperation:
     ) -> Any:
         """Load a repository or folder with the Hugging Face library `datasets`; code in the repository is not run.
 
-        `twinkle.dataset.Dataset` reads the same data without this library.
-
         Args:
             dataset_id: the repository or a folder.
             subset_name: name of the subset. Default: 'default'.

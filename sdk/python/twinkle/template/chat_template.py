@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -55,6 +56,10 @@ class ChatTemplate:
             ) from error
         self._source = source
         self._special_tokens = dict(special_tokens)
+
+    def __reduce__(self) -> tuple[Callable[[str], 'ChatTemplate'], tuple[str]]:
+        # Jinja's compiled templates cannot be pickled.
+        return partial(ChatTemplate, special_tokens=self._special_tokens), (self._source,)
 
     @property
     def marks_generation(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twinkle.dataset import UnreadableFile
-from twinkle.dataset.json_files import parsed_bytes, rows_of_lines, rows_of_list
+from twinkle_services.data.backends.bounded.json_files import parsed_bytes, rows_of_lines, rows_of_list
 
 
 class Counted:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset import UnreadableFile
 
 _TAIL = struct.Struct('<I4s')
 """The size of the footer, and the last bytes of the file."""

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, nullcontext
 from itertools import count
 from typing import IO, Any, cast
 
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset import UnreadableFile
 from twinkle.dataset.row_bounds import MAX_CHARACTERS, Row, RowBounds, held
 
 MAX_DEPTH = 64

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pa_compute
 
-from twinkle.dataset.arrow_sizes import parts_of
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset import UnreadableFile
+from twinkle_services.data.backends.bounded.arrow_sizes import parts_of
 
 Row = dict[str, Any]
 

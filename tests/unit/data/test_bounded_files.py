@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from twinkle.dataset import DatasetError, DatasetMeta, UnreadableFile, bounded_rows, load_bounded_rows, read_rows
+from twinkle.dataset import DatasetError, UnreadableFile, read_rows
 from twinkle.dataset import write_rows as write_file
 from twinkle.dataset.row_bounds import MAX_COLUMNS
+from twinkle_services.data.backends.bounded import bounded_rows
 
 ROWS = [{'a': 1, 'b': 'é, "x"\ny', 'c': None}, {'a': 2, 'b': 'z', 'c': 'd'}]
 NESTED: list[dict[str, Any]] = [
@@ -51,7 +52,7 @@ def repeated(path: Path, values: pa.Array, *, row_count: int, **options: Any) ->
 @pytest.mark.parametrize('rows', [ROWS, NESTED])
 @pytest.mark.parametrize('suffix', ['jsonl', 'json', 'parquet', 'csv', 'arrow'])
 def test_bounded_rows_equal_the_rows_of_the_file(tmp_path: Path, suffix: str, rows: list[dict[str, Any]]) -> None:
-    """All formats give the same rows with and without bounds, and every row is counted."""
+    """All formats give the same rows as in process, except that an empty CSV value is a text; every row is counted."""
     if suffix == 'csv' and rows is NESTED:
         rows = [{'a': row['scores'][1], 'b': row['tags'][0]} for row in rows]
     path = tmp_path / f'rows.{suffix}'
@@ -60,11 +61,9 @@ def test_bounded_rows_equal_the_rows_of_the_file(tmp_path: Path, suffix: str, ro
     else:
         write_file(path, rows)
     bounds = Counted()
-    assert list(bounded_rows(path, bounds)) == list(read_rows(path))
+    found = [{name: value or None for name, value in row.items()} for row in bounded_rows(path, bounds)]
+    assert found == [{name: value or None for name, value in row.items()} for row in read_rows(path)]
     assert (bounds.row_count, bounds.size_bytes > 0) == (len(rows), True)
-    for selection in (slice(1, 2), [1], range(1, 2)):
-        part = load_bounded_rows(DatasetMeta(str(path), data_slice=selection), Counted())
-        assert part == list(read_rows(path))[1:2]
 
 
 BOMBS: dict[str, Any] = {

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset import UnreadableFile
 from twinkle.dataset.files import FORMATS, format_of
-from twinkle.dataset.json_files import rows_of_lines, rows_of_list
 from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, counted
+from twinkle_services.data.backends.bounded.json_files import rows_of_lines, rows_of_list
 
 
 def bounded_rows(path: Path, bounds: RowBounds, file_format: str | None = None) -> Iterator[Row]:
@@ -57,9 +57,9 @@ def _arrow_rows(path: Path, bounds: RowBounds) -> Iterator[Row]:
 
 def _arrow() -> ModuleType:
     # Imported only for files that need it, because pyarrow takes more memory than the rest of this library.
-    from twinkle.dataset import bounded_arrow  # noqa: PLC0415 - see above
+    from twinkle_services.data.backends.bounded import arrow_files  # noqa: PLC0415 - see above
 
-    return bounded_arrow
+    return arrow_files
 
 
 _READERS: dict[str, Callable[[Path, RowBounds], Any]] = {

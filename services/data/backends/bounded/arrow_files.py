@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from twinkle.dataset.arrow_messages import batch_sizes
-from twinkle.dataset.arrow_sizes import pieces_of
-from twinkle.dataset.arrow_types import json_types, refuse_duplicates
-from twinkle.dataset.arrow_values import check_values, rows_of
-from twinkle.dataset.errors import UnreadableFile
-from twinkle.dataset.parquet_footer import column_sizes
+from twinkle.dataset import UnreadableFile
 from twinkle.dataset.row_bounds import Row, RowBounds, bounded_lines, held, refuse_columns
+from twinkle_services.data.backends.bounded.arrow_messages import batch_sizes
+from twinkle_services.data.backends.bounded.arrow_sizes import pieces_of
+from twinkle_services.data.backends.bounded.arrow_types import json_types, refuse_duplicates
+from twinkle_services.data.backends.bounded.arrow_values import check_values, rows_of
+from twinkle_services.data.backends.bounded.parquet_footer import column_sizes
 
 _BATCH_ROWS = 1000
 """Maximum number of rows of a CSV or Parquet file in a batch."""

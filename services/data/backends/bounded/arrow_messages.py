@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinkle.dataset.errors import UnreadableFile
+from twinkle.dataset import UnreadableFile
 
 _HEADER = 2
 """Index of the field `header` of a message."""

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from twinkle.dataset import DatasetError, UnreadableFile, bounded_rows
-from twinkle.dataset.parquet_footer import MAX_FOOTER_BYTES, ColumnSize, column_sizes
+from twinkle.dataset import DatasetError, UnreadableFile
+from twinkle_services.data.backends.bounded import bounded_rows
+from twinkle_services.data.backends.bounded.parquet_footer import MAX_FOOTER_BYTES, ColumnSize, column_sizes
 
 TABLE = pa.table(
     {

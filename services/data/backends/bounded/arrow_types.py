@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinkle.dataset.errors import DatasetError, UnreadableFile
-from twinkle.dataset.json_files import MAX_DEPTH
+from twinkle.dataset import DatasetError, UnreadableFile
+from twinkle_services.data.backends.bounded.json_files import MAX_DEPTH
 
 _KEPT = (
     pa.types.is_null,

@@ -1,0 +1,239 @@
+"""Read files and folders with the library `datasets`: as memory-mapped tables, or as streams.
+
+The library converts files to Arrow files in its cache. Code in repositories is never run.
+"""
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+import glob
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from twinkle.dataset.errors import DatasetError, UnreadableFile
+from twinkle.dataset.files import Row
+from twinkle.dataset.hf import as_stored, library, rows_of_stream
+from twinkle.dataset.layout import DEFAULT_SUBSET
+from twinkle.dataset.tables import TableRows, joined
+from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
+
+_MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'csv', '.arrow': 'arrow'}
+"""Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
+_CSV_OPTIONS: Mapping[str, Any] = {'keep_default_na': False, 'na_values': ['']}
+"""Texts such as 'NA' and 'null' stay texts; only an empty text becomes None."""
+_SPLIT = 'train'
+"""Split under which the library reads a list of files."""
+
+
+class Source(Protocol):
+    """Files that are opened but not read."""
+
+    def rows(self) -> Sequence[Row]:
+        """Return all rows.
+
+        Raises:
+            UnreadableFile: a file cannot be read.
+        """
+        ...
+
+    def stream(self) -> Iterator[Row]:
+        """Yield the rows, reading the files in pieces.
+
+        Raises:
+            UnreadableFile: a file cannot be read; raised during iteration.
+        """
+        ...
+
+
+def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
+    """Return the rows of a file, in order; they are loaded on access.
+
+    Args:
+        path: the file.
+        file_format: a suffix without a dot, such as 'jsonl'. Default: the suffix of the path.
+
+    Raises:
+        MissingLibrary: `datasets` is not installed.
+        UnreadableFile: the format is unknown, or the file does not have this format.
+    """
+    return source_of_files([path], file_format).rows()
+
+
+def source_of_files(files: Sequence[Path], file_format: str | None = None) -> Source:
+    """Return the source of data files, in order.
+
+    Args:
+        files: the files.
+        file_format: suffix without a dot that replaces the suffixes of the files. Default: each file has its own.
+    """
+    grouped = groupby(files, lambda file: f'.{file_format}' if file_format else file.suffix.lower())
+    parts = [_part(suffix, list(group)) for suffix, group in grouped]
+    return parts[0] if len(parts) == 1 else _Parts(parts)
+
+
+def source_of_folder(folder: Path, *, subset_name: str, split: str) -> Source:
+    """Return the source of a folder in any format and with any README that the library reads.
+
+    Raises:
+        DatasetError: the library finds no data files, or the subset or split does not exist.
+    """
+    with _source_errors(folder.name, DatasetError):
+        return _checked(_built(str(folder), split, name=_subset(subset_name)), split)
+
+
+def source_of_hub(name: str, *, subset_name: str, split: str) -> Source:
+    """Return the source of a repository on Hugging Face, whose files are read over the network.
+
+    Raises:
+        DatasetNotFound: the repository does not exist or is not accessible.
+        HubUnreachable: the hub did not respond, or the environment does not allow connections.
+        DatasetError: the library finds no data files, or the subset or split does not exist.
+    """
+    errors = library().exceptions
+    with _source_errors(name, DatasetError):
+        try:
+            return _checked(_built(name, split, name=_subset(subset_name)), split)
+        except errors.DatasetNotFoundError as error:
+            problem = f'Hugging Face has no dataset {name} that you can access; check the name, or log in'
+            raise DatasetNotFound(problem) from error
+        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
+            if isinstance(error, errors.DataFilesNotFoundError | library().data_files.EmptyDatasetError):
+                raise
+            raise HubUnreachable(f'the dataset {name} cannot be streamed from Hugging Face: {error}') from error
+
+
+def _subset(name: str) -> str | None:
+    return None if name == DEFAULT_SUBSET else name
+
+
+def _checked(source: '_Built', split: str) -> Source:
+    splits: list[Any] = list(source.builder.config.data_files or source.builder.info.splits or ())
+    if splits and split not in splits:
+        known = ', '.join(sorted(map(str, splits)))
+        raise DatasetError(f'split {split!r} does not exist in {source.name}; it has: {known}')
+    return source
+
+
+def _part(suffix: str, files: list[Path]) -> Source:
+    if suffix == '.arrow':
+        return _ArrowFiles(files)
+    name = ', '.join(file.name for file in files[:3])
+    filled = [file for file in files if file.stat().st_size]
+    if not filled:
+        return _Parts([])
+    patterns = [glob.escape(str(file.absolute())) for file in filled]
+    with _source_errors(name, UnreadableFile):
+        if suffix in _MODULES:
+            options = _CSV_OPTIONS if suffix == '.csv' else {}
+            return _built(_MODULES[suffix], _SPLIT, name_in_errors=name, data_files=patterns, **options)
+        return _built(str(filled[0].absolute().parent), _SPLIT, name_in_errors=name, data_files=patterns)
+
+
+def _built(path: str, split: str, *, name_in_errors: str = '', **options: Any) -> '_Built':
+    with _no_counts():
+        builder = library().load_dataset_builder(path, **options)
+        if builder.name == 'json' and builder.config.features is None and split in (builder.config.data_files or ()):
+            features = _json_features(builder, split)
+            builder = library().load_dataset_builder(path, features=features, **options)
+    return _Built(builder, split, name_in_errors or Path(path).name)
+
+
+@contextmanager
+def _no_counts() -> Generator[None]:
+    """Prevent a request to the internet by which the library counts the uses of its readers, also for local files."""
+    config = library().config
+    before, config.HF_UPDATE_DOWNLOAD_COUNTS = config.HF_UPDATE_DOWNLOAD_COUNTS, False
+    try:
+        yield
+    finally:
+        config.HF_UPDATE_DOWNLOAD_COUNTS = before
+
+
+def _json_features(builder: Any, split: str) -> Any:
+    """Return the features of JSON files in which objects are stored as JSON, and times as texts.
+
+    The library infers features from the first 10 MB of a file, and refuses an object with other fields afterwards.
+    """
+    found = builder.as_streaming_dataset(split).features
+    return found and library().Features({name: _json_feature(feature) for name, feature in found.items()})
+
+
+def _json_feature(feature: Any) -> Any:
+    types = library()
+    item = feature.feature if isinstance(feature, types.List) else feature
+    if not isinstance(item, types.Value) or item.dtype == 'null':
+        return types.Json()
+    is_time = item.dtype.startswith(('timestamp', 'date', 'time'))
+    return types.Value('string') if is_time and item is feature else feature
+
+
+@dataclass(frozen=True)
+class _Built:
+    """Files that a builder of the library reads."""
+
+    builder: Any
+    split: str
+    name: str
+    """Name of the files, for errors."""
+
+    def rows(self) -> Sequence[Row]:
+        with _source_errors(self.name, UnreadableFile):
+            self.builder.download_and_prepare()
+            return TableRows(as_stored(self.builder.as_dataset(self.split)))
+
+    def stream(self) -> Iterator[Row]:
+        with _source_errors(self.name, UnreadableFile):
+            yield from rows_of_stream(as_stored(self.builder.as_streaming_dataset(self.split)))
+
+
+@dataclass(frozen=True)
+class _ArrowFiles:
+    """Arrow files, which are mapped into memory."""
+
+    files: list[Path]
+
+    def rows(self) -> Sequence[Row]:
+        return joined([TableRows(as_stored(_mapped(file))) for file in self.files])
+
+    def stream(self) -> Iterator[Row]:
+        yield from self.rows()
+
+
+def _mapped(file: Path) -> Any:
+    import pyarrow as pa  # noqa: PLC0415 - imported only if needed
+
+    with _source_errors(file.name, UnreadableFile):
+        try:
+            return library().Dataset.from_file(str(file))
+        except pa.ArrowInvalid:  # not a stream, but perhaps a file with random access
+            return library().Dataset(pa.ipc.open_file(pa.memory_map(str(file))).read_all())
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Files of different formats, one after the other."""
+
+    parts: Sequence[Source]
+
+    def rows(self) -> Sequence[Row]:
+        return list(chain.from_iterable(part.rows() for part in self.parts))
+
+    def stream(self) -> Iterator[Row]:
+        return chain.from_iterable(part.stream() for part in self.parts)
+
+
+@contextmanager
+def _source_errors(name: str, error_class: type[DatasetError]) -> Generator[None]:
+    """Convert the library's errors about files; errors of the disk are raised unchanged."""
+    try:
+        yield
+    except (DatasetError, HubError):
+        raise
+    except (library().exceptions.DatasetsError, ValueError, TypeError, LookupError, OSError, RuntimeError) as error:
+        cause = error.__cause__ if isinstance(error, library().exceptions.DatasetGenerationError) else None
+        found = cause if isinstance(cause, Exception) else error
+        if isinstance(found, OSError) and found.errno is not None:
+            raise found from error
+        raise error_class(f'{name} cannot be read: {found}') from error
