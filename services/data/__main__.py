@@ -8,13 +8,14 @@ from twinkle.preprocessor import filter_names, preprocessor_names
 from twinkle.template import template_names
 from twinkle_services.data.api.servicer import DatasetServicer, LoaderServicer, make_endpoints
 from twinkle_services.data.application.datasets import DatasetLimits, Datasets
+from twinkle_services.data.application.live_streams import LiveStreams
 from twinkle_services.data.application.loaders import Loaders
 from twinkle_services.data.application.uploads import Uploads
 from twinkle_services.data.backends.disk_datasets import DiskDatasets
 from twinkle_services.data.backends.disk_loaders import DiskLoaders
 from twinkle_services.data.backends.library import LibraryEngine
 from twinkle_services.data.config import DataConfig
-from twinkle_services.data.domain import DecodedLimits
+from twinkle_services.data.domain import DecodedBytes, DecodedLimits
 from twinkle_services.kit.clock import SystemClock
 from twinkle_services.kit.config import keep_files_private, load_config
 from twinkle_services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
@@ -81,7 +82,7 @@ def make_limits(config: DataConfig) -> DatasetLimits:
 
 def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> RpcServer:
     """Create the server with its services. It does not listen yet."""
-    root = config.state_dir.resolve() / 'data'
+    root, limits = config.state_dir.resolve() / 'data', make_limits(config)
     store, loaders = DiskDatasets(root / 'datasets', threads), DiskLoaders(root / 'loaders', threads)
     engine = LibraryEngine(
         threads,
@@ -89,17 +90,22 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
         local_roots=config.local_roots,
         template_cache=config.template_cache,
         download_limit_bytes=config.stored_bytes,
+        decoded=DecodedBytes(limits.decoded),
     )
+    streams = LiveStreams(engine, limit=config.stream_limit)
     datasets = DatasetServicer(
-        Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=make_limits(config)),
+        Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=limits),
         Uploads(uploads, limit_bytes=config.upload_limit_bytes),
     )
-    return RpcServer(
+    batches = LoaderServicer(Loaders(store, loaders, engine, streams, limit=config.loader_limit))
+    server = RpcServer(
         config,
         authenticator=InternalAuthenticator(config.internal_token),
-        endpoints=make_endpoints(datasets, LoaderServicer(Loaders(store, loaders, engine, limit=config.loader_limit))),
+        endpoints=make_endpoints(datasets, batches),
         facts=facts,
     )
+    server.on_drain(streams.close_all)
+    return server
 
 
 def facts() -> ServerFacts:

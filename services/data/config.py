@@ -29,9 +29,12 @@ class DataConfig(ServiceConfig):
     """Maximum size of a dataset's rows in memory, in bytes."""
     decoded_bytes_per_tenant: int = Field(default=1 << 30, ge=1)
     """Maximum memory of the rows that a tenant's requests prepare, in bytes. While a step changes rows, both the old
-    and the new rows count."""
+    and the new rows count. A process that reads a streamed dataset has at most the same memory."""
     decoded_bytes: int = Field(default=4 << 30, ge=1)
     """Maximum memory of the rows that all requests prepare, in bytes."""
+    stream_limit: int = Field(default=8, ge=1)
+    """Maximum number of streamed datasets that are read at the same time, each by a process. Streams that no call reads
+    are closed first."""
     stored_bytes: int = Field(default=32 << 30, ge=1)
     """Maximum size of a tenant's stored datasets and their exported files, in bytes. A dataset with more bytes on a hub
     is not downloaded."""

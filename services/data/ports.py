@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from twinkle_services.data.domain import Dataset, HubSource, Loader, Row, RowMeter, Step, Table
+from twinkle_services.data.domain import Dataset, HubSource, HubStream, Loader, Row, RowMeter, Step, Table
+from twinkle_services.kit.errors import InvalidField
 
 
 class RowReader(Protocol):
@@ -11,6 +12,40 @@ class RowReader(Protocol):
 
     async def read(self, indices: Sequence[int]) -> list[Row]:
         """Return the rows at these indices, in this order."""
+        ...
+
+
+class BatchStream(Protocol):
+    """Reads the batches of a streamed dataset, in order.
+
+    Concurrency: one task at a time calls `next`.
+    """
+
+    @property
+    def consumed(self) -> int:
+        """Number of rows before the next batch, over all epochs."""
+        ...
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a batch could not be read, so that another stream is needed."""
+        ...
+
+    async def next(self) -> tuple[list[Row], int] | None:
+        """Return the rows of the next batch and their epoch; None after the last epoch.
+
+        Cancellation: reading continues, and the next call returns the batch.
+
+        Raises:
+            InvalidField: The position is not the beginning of a batch, the rows cannot be read, or a row cannot be
+                computed.
+            QuotaExceeded, BytesFull: The rows of a batch take too much memory.
+            ServiceUnreachable: The hub does not respond, or has no such dataset any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
         ...
 
 
@@ -27,6 +62,27 @@ class RowEngine(Protocol):
         Raises:
             HubIdNotFound: The id is not on any hub, mirror or cache that this service can reach.
             InvalidField: The dataset has no such subset or split, cannot be read, or is too large to be downloaded.
+        """
+        ...
+
+    async def find_stream(self, source: HubSource) -> HubStream:
+        """Return the current revision of a hub dataset and its columns, without storing rows.
+
+        Raises:
+            HubIdNotFound: See `read_hub`.
+            InvalidField: The dataset has no such subset or split, cannot be read, or cannot be streamed.
+        """
+        ...
+
+    def stream(self, dataset: Dataset, loader: Loader, *, consumed: int) -> BatchStream:
+        """Return the batches that a loader of a streamed dataset reads after `consumed` rows."""
+        ...
+
+    async def stream_rows(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[Row | InvalidField]:
+        """Return at most `count` rows of a streamed dataset from index `begin` on, or the errors of rows.
+
+        Raises:
+            InvalidField, ServiceUnreachable, QuotaExceeded, BytesFull: See `BatchStream.next`.
         """
         ...
 

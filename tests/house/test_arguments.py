@@ -15,7 +15,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 ALWAYS_PACKED = 'documented: batches are packed without padding; programs for padded batches pass it'
 ONE_PROCESS = 'documented: a stream is packed in one process; larger values log a warning'
 OTHER_INTERFACE = 'required by an interface of torch, vLLM or importlib'
-REFUSED = 'the class only raises an error that names an alternative'
 RESULT = 'a result, for programs to read'
 SHARED_SAMPLER = 'documented: weights are never merged into a sampler that tenants share; True writes a log line'
 HOST_MEMORY = 'documented: transfers use the memory of the host on both platforms'
@@ -39,8 +38,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     'twinkle.sampler.vllm.penalties.ContinuedPenalties.__init__(vllm_config)': OTHER_INTERFACE,
     'twinkle.sampler.vllm.penalties.ContinuedPenaltiesV2.__init__(vllm_config)': OTHER_INTERFACE,
     'twinkle_client.checkpoint_engine.manager.CheckpointEngineManager.sync_weights(merge_and_sync)': SHARED_SAMPLER,
-    'twinkle_client.dataset.dataset.IterableDataset.__init__(client)': REFUSED,
-    'twinkle_client.dataset.dataset.IterableDataset.__init__(dataset_meta)': REFUSED,
 }
 """Arguments that the code may leave unread, with the reason."""
 UNREAD_FIELDS: Mapping[str, str] = {

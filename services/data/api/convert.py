@@ -45,6 +45,7 @@ def create_request_from_proto(request: wire.CreateDatasetRequest) -> CreateReque
         source=_source_from_proto(request.source),
         steps=steps_from_proto(request.steps),
         is_lazy=request.is_lazy,
+        is_streamed=request.is_streamed,
     )
 
 
@@ -125,6 +126,7 @@ def dataset_to_proto(dataset: Dataset) -> dataset_pb2.Dataset:
         warnings=dataset.warnings,
         create_time=timestamp_to_proto(dataset.create_time),
         is_lazy=dataset.is_lazy,
+        is_streamed=dataset.stream is not None,
     )
 
 

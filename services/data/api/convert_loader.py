@@ -50,7 +50,7 @@ def loader_to_proto(loader: Loader) -> dataset_pb2.Loader:
         loader_id=loader.loader_id,
         dataset_id=loader.dataset_id,
         batch_size=loader.batch_size,
-        batch_count=loader.batch_count,
+        batch_count=0 if loader.is_streamed else loader.batch_count,
     )
 
 

@@ -35,6 +35,8 @@ CHUNK_BYTES = 1 << 20
 """Size of the pieces of an exported file, in bytes; the last piece may be smaller."""
 PEEKED_BYTES = 2 << 20
 """Maximum size in memory of the rows that one call of `peek` returns, in bytes."""
+_LAST_STREAMED = 10_000
+"""Maximum index of the first row that `peek` returns of a streamed dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class CreateRequest:
     steps: tuple[Step, ...]
     is_lazy: bool = False
     """See `Table`."""
+    is_streamed: bool = False
+    """Whether rows are read from the hub by each loader."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +131,7 @@ class Datasets:
             if known is not None:
                 return known
             with self._decoded.meter(caller.tenant_id) as meter:
-                table = await self._read(caller, request.source, meter)
+                table = await self._new_table(caller, request, meter)
                 if request.is_lazy and table.is_encoded:
                     raise InvalidField('is_lazy', 'must be false, because the parts of the mixture are already encoded')
                 table = await self._engine.apply(replace(table, is_lazy=request.is_lazy), request.steps, meter)
@@ -218,8 +222,8 @@ class Datasets:
         dataset_of(self._store, caller, dataset_id)
         async with self._locks.hold(caller.tenant_id):
             dataset = dataset_of(self._store, caller, dataset_id)
-            if dataset.is_lazy:
-                problem = 'is lazy, and its rows are computed only when a loader reads them; export an eager dataset'
+            if dataset.is_lazy or dataset.stream is not None:
+                problem = 'has rows that are computed only when a loader reads them; export an eager dataset'
                 raise InvalidField('dataset_id', problem)
             with self._decoded.meter(caller.tenant_id) as meter:
                 file = await self._store.export(dataset, file_format, meter, offset=offset)
@@ -244,6 +248,8 @@ class Datasets:
         found: list[PeekedRow] = []
         async with self._peek_locks.hold(caller.tenant_id):
             dataset = dataset_of(self._store, caller, dataset_id)
+            if dataset.stream is not None:
+                return await self._peek_stream(dataset, begin=begin, count=count)
             reader = await self._store.reader(dataset)
             if dataset.is_lazy and dataset.pending:
                 reader = self._engine.lazy_reader(dataset, reader)
@@ -297,6 +303,28 @@ class Datasets:
         if await self._store.stored_bytes(tenant_id) + meter.size_bytes > self._limits.stored_bytes:
             raise QuotaExceeded('dataset_stored_bytes', self._limits.stored_bytes)
 
+    async def _peek_stream(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[PeekedRow]:
+        if begin > _LAST_STREAMED:
+            problem = f'is {begin}, must be at most {_LAST_STREAMED}, because a stream is read up to this row'
+            raise InvalidField('begin_row', problem)
+        rows = await self._engine.stream_rows(dataset, begin=begin, count=count)
+        found: list[PeekedRow] = []
+        with DecodedBytes(self._limits.decoded).meter(dataset.tenant_id) as meter:
+            for index, row in enumerate(rows, start=begin):
+                found.append(_peeked_of(row, index, meter))
+                if meter.size_bytes > PEEKED_BYTES:
+                    break
+        return found
+
+    async def _new_table(self, caller: Caller, request: CreateRequest, meter: RowMeter) -> Table:
+        if not request.is_streamed:
+            return await self._read(caller, request.source, meter)
+        if request.is_lazy:
+            raise InvalidField('is_lazy', 'must be false if is_streamed is true')
+        if not isinstance(request.source, HubSource):
+            raise InvalidField('is_streamed', 'must be false unless the source is hub; use is_lazy for other sources')
+        return Table(rows=[], stream=await self._engine.find_stream(request.source))
+
     async def _read(self, caller: Caller, source: Source, meter: RowMeter) -> Table:
         match source:
             case RowSource():
@@ -338,11 +366,18 @@ def dataset_of(store: DatasetStore, caller: Caller, dataset_id: str) -> Dataset:
 
 async def _peeked(reader: RowReader, index: int, meter: RowMeter) -> PeekedRow:
     """Read and count a row; a row of more than `PEEKED_BYTES` is replaced by a problem."""
-    before_bytes = meter.size_bytes
     try:
-        [row] = counted(await reader.read([index]), meter)
+        [row] = await reader.read([index])
     except InvalidField as error:
-        return PeekedRow(index=index, problem=str(error))
+        return _peeked_of(error, index, meter)
+    return _peeked_of(row, index, meter)
+
+
+def _peeked_of(row: Row | InvalidField, index: int, meter: RowMeter) -> PeekedRow:
+    before_bytes = meter.size_bytes
+    if isinstance(row, InvalidField):
+        return PeekedRow(index=index, problem=str(row))
+    [row] = counted([row], meter)
     size_bytes = meter.size_bytes - before_bytes
     if size_bytes > PEEKED_BYTES:
         return PeekedRow(index=index, problem=f'takes {size_bytes} bytes in memory, more than {PEEKED_BYTES}')

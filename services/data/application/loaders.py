@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from twinkle.dataloader import epoch_order
 from twinkle_services.data.application.datasets import dataset_of
+from twinkle_services.data.application.live_streams import LiveStreams
 from twinkle_services.data.domain import MAX_CREDITS, Cursor, Dataset, DatasetNotReady, Loader, LoaderNotFound, Row
-from twinkle_services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
+from twinkle_services.data.ports import BatchStream, DatasetStore, LoaderStore, RowEngine, RowReader
 from twinkle_services.kit.authority import require_scope
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import (
@@ -77,9 +78,12 @@ class End:
 class Loaders:
     """Opens, reads and closes loaders."""
 
-    def __init__(self, store: DatasetStore, loaders: LoaderStore, engine: RowEngine, *, limit: int) -> None:
+    def __init__(
+        self, store: DatasetStore, loaders: LoaderStore, engine: RowEngine, streams: LiveStreams, *, limit: int
+    ) -> None:
         """Allow each tenant to have at most `limit` open loaders."""
         self._store, self._loaders, self._engine, self._limit = store, loaders, engine, limit
+        self._streams = streams
 
     async def open(self, caller: Caller, request: OpenRequest) -> Loader:
         """Open a loader, or return the loader of an earlier request with the same id and content.
@@ -116,6 +120,7 @@ class Loaders:
             is_last_partial_dropped=request.is_last_partial_dropped,
             request_id=request.request_id,
             fingerprint=request.fingerprint,
+            is_streamed=dataset.stream is not None,
         )
         await self._loaders.save(loader)
         return loader
@@ -148,8 +153,13 @@ class Loaders:
         if start.is_trajectory_included and dataset.is_packed:
             problem = 'must be false, because a packed row contains several chats'
             raise InvalidField('start.is_trajectory_included', problem)
-        batches = _BatchStream(loader, await self._reader_of(caller, loader, dataset), start)
-        async for item in batches.follow(requests):
+        if dataset.stream is not None:
+            async with self._streams.of(dataset, loader, start.cursor) as stream:
+                async for item in _follow(stream, loader, requests, start):
+                    yield item
+            return
+        source = _IndexedSource(loader, await self._reader_of(caller, loader, dataset), start)
+        async for item in _follow(source, loader, requests, start):
             yield item
 
     async def close(self, caller: Caller, loader_id: str) -> None:
@@ -162,6 +172,7 @@ class Loaders:
         require_scope(caller, 'data')
         loader = self._loaders.get(loader_id)
         if loader is not None and loader.tenant_id == caller.tenant_id:
+            self._streams.close(loader_id)
             await self._loaders.delete(loader_id)
 
     async def _reader_of(self, caller: Caller, loader: Loader, dataset: Dataset) -> RowReader:
@@ -184,34 +195,23 @@ class Loaders:
         return loader
 
 
-class _BatchStream:
-    """The state of one stream: the position in the loader, and the order of the current epoch."""
+class _IndexedSource:
+    """Reads the batches of stored rows: the position in the loader, and the order of the current epoch."""
 
     def __init__(self, loader: Loader, reader: RowReader, start: StreamStart) -> None:
         self._loader, self._reader = loader, reader
-        self._is_trajectory_included = start.is_trajectory_included
-        self._consumed = 0 if start.cursor is None else loader.rows_before(start.cursor)
+        self.consumed = 0 if start.cursor is None else loader.rows_before(start.cursor)
         self._epoch: int = -1
         self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    async def follow(self, requests: AsyncIterator[StreamStart | Credits]) -> AsyncGenerator[Batch | End]:
-        credit_count = 0
-        while self._loader.end_row is None or self._consumed < self._loader.end_row:
-            if credit_count == 0:
-                request = await anext(requests, None)
-                if request is None:
-                    return
-                credit_count = _credit_count(request)
-            credit_count -= 1
-            yield await self._next_batch()
-        yield End(self._loader.cursor_at(self._consumed), max(self._epoch, 0))
-        # Some clients report a transport error if the server closes the stream while they are still sending credits, so
-        # the server waits until the reader closes it.
-        async for _ in requests:
-            continue
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no batch follows."""
+        return self._loader.end_row is not None and self.consumed >= self._loader.end_row
 
-    async def _next_batch(self) -> Batch:
-        epoch, begin = self._consumed // self._loader.epoch_rows, self._consumed % self._loader.epoch_rows
+    async def next(self) -> tuple[list[Row], int] | None:
+        """Return the rows of the next batch and their epoch."""
+        epoch, begin = self.consumed // self._loader.epoch_rows, self.consumed % self._loader.epoch_rows
         if epoch != self._epoch:
             seed, size = self._loader.shuffle_seed, self._loader.row_count
             # Sorting millions of rows would block the event loop for too long.
@@ -219,8 +219,33 @@ class _BatchStream:
             self._epoch = epoch
         end = min(begin + self._loader.batch_size, self._loader.epoch_rows)
         rows = await self._reader.read(self._order[begin:end].tolist())
-        self._consumed += len(rows)
-        return Batch(rows, self._loader.cursor_at(self._consumed), epoch, self._is_trajectory_included)
+        self.consumed += len(rows)
+        return rows, epoch
+
+
+async def _follow(
+    source: '_IndexedSource | BatchStream', loader: Loader, requests: AsyncIterator[StreamStart | Credits],
+    start: StreamStart,
+) -> AsyncGenerator[Batch | End]:  # fmt: skip
+    """Yield a batch per credit, and the end; see `Loaders.stream`."""
+    credit_count = epoch = 0
+    while not (isinstance(source, _IndexedSource) and source.is_at_end):
+        if credit_count == 0:
+            request = await anext(requests, None)
+            if request is None:
+                return
+            credit_count = _credit_count(request)
+        credit_count -= 1
+        found = await source.next()
+        if found is None:
+            break
+        rows, epoch = found
+        yield Batch(rows, loader.cursor_at(source.consumed), epoch, start.is_trajectory_included)
+    yield End(loader.cursor_at(source.consumed), epoch)
+    # Some clients report a transport error if the server closes the stream while they are still sending credits, so
+    # the server waits until the reader closes it.
+    async for _ in requests:
+        continue
 
 
 def _check_unchanged(loader: Loader, dataset: Dataset) -> None:

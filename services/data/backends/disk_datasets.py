@@ -78,6 +78,7 @@ class DiskDatasets:
             is_packed=dataset.is_packed,
             is_lazy=dataset.is_lazy,
             pending=dataset.pending,
+            stream=dataset.stream,
             template=dataset.template,
         )
 
@@ -253,10 +254,11 @@ def _size_of_files(folder: Path) -> int:
 
 def _write_content(folder: Path, table: Table) -> str:
     """Write a table's rows, and return the digest of the data that determines a loader's batches."""
-    if not table.is_lazy:
+    if not table.is_lazy and table.stream is None:
         return write_rows(folder, table)
     raw = write_rows(folder, replace(table, is_encoded=False))
-    steps = repr((raw, table.template, table.pending))
+    source = () if table.stream is None else (table.stream,)
+    steps = repr((raw, table.template, table.pending, *source))
     return hashlib.blake2s(steps.encode()).hexdigest()
 
 

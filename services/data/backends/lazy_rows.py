@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from twinkle.dataset import DatasetMeta, LazyDataset
+from twinkle.dataset import DatasetMeta, IterableDataset, LazyDataset
 from twinkle.dataset.row_steps import is_kept
 from twinkle.preprocessor import build_filter, build_preprocessor, report_of
 from twinkle.template import Template
@@ -52,7 +52,7 @@ def _with_step(table: Table, step: Step, template_of: TemplateOf) -> Table:
             return _filtered(table, step, template_of)
         case MapStep() | EncodeStep() | CheckStep():
             # This call raises if the step is invalid; it does not read the rows.
-            _add(_view(table, template_of), step)
+            add_step(_view(table, template_of), step)
             is_encoded = table.is_encoded or isinstance(step, EncodeStep)
             return replace(table, pending=(*table.pending, step), is_encoded=is_encoded)
         case PackStep():
@@ -72,11 +72,12 @@ def _view(table: Table, template_of: TemplateOf) -> LazyDataset:
     template = None if table.template is None else template_of(table.template)
     view = LazyDataset(DatasetMeta(data=table.rows), template=template)
     for step in table.pending:
-        _add(view, step)
+        add_step(view, step)
     return view
 
 
-def _add(view: LazyDataset, step: Step) -> None:
+def add_step(view: LazyDataset | IterableDataset, step: Step) -> None:
+    """Add a step to a dataset that changes rows when they are read."""
     match step:
         case MapStep():
             view.map(build_preprocessor(step.preprocessor, step.init_args))

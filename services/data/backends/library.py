@@ -1,5 +1,6 @@
 """The row engine, which uses the component library to read rows and to apply steps to them."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,16 +18,22 @@ from twinkle.hub import HubError, local_path
 from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 from twinkle_services.data.backends.bounded import bounded_rows
+from twinkle_services.data.backends.hub_rows import RowProcess
 from twinkle_services.data.backends.lazy_rows import LazyReader, apply_lazily
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
+from twinkle_services.data.backends.streamed import LibraryStream, StreamReader, apply_to_stream
 from twinkle_services.data.domain import (
     CheckStep,
     Dataset,
+    DecodedBytes,
     EncodeStep,
     FilterStep,
     HubSource,
+    HubStream,
+    Loader,
     MapStep,
     PackStep,
+    Row,
     RowMeter,
     Step,
     Table,
@@ -46,7 +53,7 @@ class LibraryEngine:
 
     def __init__(
         self, threads: Threads, *, base_models: Sequence[str], local_roots: Sequence[Path], template_cache: int,
-        download_limit_bytes: int,
+        download_limit_bytes: int, decoded: DecodedBytes,
     ) -> None:  # fmt: skip
         """Create the engine.
 
@@ -56,15 +63,32 @@ class LibraryEngine:
             local_roots: Folders whose files may be read as datasets by path.
             template_cache: Maximum number of templates in memory.
             download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.
+            decoded: Limits on the rows that loaders of streamed datasets have in memory. A process that reads such a
+                dataset has at most the memory of a tenant.
         """
         self._threads = threads
         self._base_models = frozenset(base_models)
         self._download_limit_bytes = download_limit_bytes
         self._local_roots = [root.resolve() for root in local_roots]
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
+        self._decoded = decoded
+        self._streams = StreamReader(self._template, self._is_readable_path, decoded.limits.tenant_bytes)
 
     async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         return await self._threads.run(self._read_hub, source, meter)
+
+    async def find_stream(self, source: HubSource) -> HubStream:
+        with source_errors('source.hub', hub_id=source.dataset_id):
+            revision, columns = await asyncio.to_thread(self._find, source)
+        return HubStream(hub=source, revision=revision, columns=columns)
+
+    def stream(self, dataset: Dataset, loader: Loader, *, consumed: int) -> LibraryStream:
+        meter = RowMeter(self._decoded, dataset.tenant_id)
+        return LibraryStream(self._streams, dataset, loader, meter, consumed=consumed)
+
+    async def stream_rows(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[Row | InvalidField]:
+        with self._decoded.meter(dataset.tenant_id) as meter:
+            return await asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
 
     async def read_file(self, path: str, file_format: str, meter: RowMeter) -> Table:
         with source_errors('source.upload'):
@@ -75,8 +99,9 @@ class LibraryEngine:
         return await self._threads.run(_mix, tables, is_interleaved=is_interleaved)
 
     async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
-        if table.is_lazy:
-            return await self._threads.run(apply_lazily, table, steps, self._template)
+        if table.is_lazy or table.stream is not None:
+            apply = apply_to_stream if table.stream is not None else apply_lazily
+            return await self._threads.run(apply, table, steps, self._template)
         name = 'template' if any(isinstance(step, EncodeStep) for step in steps) else 'steps'
         with spans.span(name, step_count=len(steps)):
             return await self._threads.run(self._apply, table, steps, meter)
@@ -93,6 +118,13 @@ class LibraryEngine:
             with closing(row for file in files for row in bounded_rows(file, meter)) as rows:
                 chosen = list(islice(rows, source.begin_row, source.end_row))
         return Table(rows=chosen)
+
+    def _find(self, source: HubSource) -> tuple[str, tuple[str, ...]]:
+        is_local = self._is_readable_path(source.dataset_id)
+        memory_bytes = self._decoded.limits.tenant_bytes
+        process = RowProcess(source, revision='', is_local_allowed=is_local, memory_bytes=memory_bytes)
+        with closing(process):
+            return process.found()
 
     def _is_readable_path(self, dataset_id: str) -> bool:
         path = local_path(dataset_id)
@@ -198,8 +230,8 @@ def _problem_of(labels: Any) -> str | None:
 
 def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
     first = tables[0]
-    if any(table.is_lazy for table in tables):
-        problem = 'must not be lazy; mix eager datasets, and set is_lazy for the mixture'
+    if any(table.is_lazy or table.stream is not None for table in tables):
+        problem = 'must not be lazy or streamed; mix eager datasets, and set is_lazy for the mixture'
         raise InvalidField('source.mixture.dataset_ids', problem)
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:

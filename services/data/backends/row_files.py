@@ -91,11 +91,16 @@ class RowFiles:
             self._lines.close()
 
 
-def as_stored(row: Row) -> Row:
-    """Return an encoded row of one sample in the form in which `RowFiles` would read it after `write_rows`."""
+def as_stored(row: Row, *, has_positions: bool = False) -> Row:
+    """Return an encoded row in the form in which `RowFiles` would read it after `write_rows`.
+
+    Args:
+        row: The row.
+        has_positions: Whether the row is packed, so that its positions are kept.
+    """
     omitted = {*TOKEN_COLUMNS, *_IMPLIED_COLUMNS}
     others = {name: plain(value) for name, value in row.items() if name not in omitted}
-    names = (name for name in TOKEN_COLUMNS if name in row and name != 'position_ids')
+    names = (name for name in TOKEN_COLUMNS if name in row and (has_positions or name != 'position_ids'))
     return {**others, **{name: np.asarray(row[name], dtype=_DTYPES[name]) for name in names}}
 
 

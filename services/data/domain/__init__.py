@@ -4,7 +4,7 @@ from twinkle_services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Ta
 from twinkle_services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
 from twinkle_services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from twinkle_services.data.domain.row_limits import DecodedBytes, DecodedLimits, RowMeter
-from twinkle_services.data.domain.source import HubSource, MixtureSource, RowSource, Source, UploadSource
+from twinkle_services.data.domain.source import HubSource, HubStream, MixtureSource, RowSource, Source, UploadSource
 from twinkle_services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     'FilterStep',
     'HubIdNotFound',
     'HubSource',
+    'HubStream',
     'Loader',
     'LoaderNotFound',
     'MapStep',

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from twinkle_services.data.domain.source import HubStream
 from twinkle_services.data.domain.step import Step, TemplateStep
 
 Row = dict[str, Any]
@@ -28,7 +29,9 @@ class Table:
     is_lazy: bool = False
     """Whether rows are stored unchanged, and the steps in `pending` are applied to each row when it is read."""
     pending: tuple[Step, ...] = ()
-    """Steps to apply to a row when it is read; empty unless the table is lazy."""
+    """Steps to apply to a row when it is read; empty unless the table is lazy or streamed."""
+    stream: HubStream | None = None
+    """Source of the rows if they are streamed; `rows` is empty then."""
     template: TemplateStep | None = None
     """Template that encodes chats; None until a step sets it."""
     warnings: list[str] = field(default_factory=list[str])
@@ -37,11 +40,13 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns, in the order in which they first occur."""
+        if self.stream is not None:
+            return self.stream.columns
         return tuple({name: None for row in self.rows for name in row})
 
     @property
     def token_count(self) -> int:
-        """Number of tokens in all rows; 0 for a lazy table or before encoding."""
+        """Number of tokens in all rows; 0 for a lazy or streamed table or before encoding."""
         return sum(len(row['input_ids']) for row in self.rows) if self.is_encoded and not self.is_lazy else 0
 
 
@@ -68,6 +73,8 @@ class Dataset:
     """See `Table`."""
     pending: tuple[Step, ...] = ()
     """See `Table`."""
+    stream: HubStream | None = None
+    """See `Table`."""
     content_digest: str = ''
     """Digest of the data that determines a loader's batches; set by the store when it writes the rows."""
 
@@ -89,6 +96,7 @@ class Dataset:
             template=table.template,
             is_lazy=table.is_lazy,
             pending=table.pending,
+            stream=table.stream,
             steps=(*self.steps, *steps),
             warnings=(*self.warnings, *table.warnings),
             requests=(*self.requests, request)[-_MAX_REQUESTS:],

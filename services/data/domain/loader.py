@@ -30,7 +30,7 @@ class Loader:
     content_digest: str
     """Digest of the dataset's content."""
     row_count: int
-    """Number of rows of the dataset."""
+    """Number of rows of the dataset; 0 if it is streamed."""
     batch_size: int
     shuffle_seed: int | None
     """Seed of the order of rows; None for the order of the dataset."""
@@ -40,6 +40,8 @@ class Loader:
     """Whether each epoch omits its last batch if the batch is not full."""
     request_id: str
     fingerprint: str
+    is_streamed: bool = False
+    """Whether the rows are read from a hub, so that their number is unknown."""
 
     @property
     def epoch_rows(self) -> int:
@@ -65,12 +67,14 @@ class Loader:
 
         A cursor fits every loader that reads the same content in the same batches and order, so another program can
         continue a run with a different loader. A cursor without a digest, as stored in a checkpoint, fits if a batch
-        begins at its row.
+        begins at its row; for a stream, this is checked when its rows are read.
 
         Raises:
             InvalidField: The cursor belongs to different content or to a different batch size or order, was modified,
                 is not at a batch boundary, or is beyond the last row.
         """
+        if not cursor.state and self.is_streamed:
+            return cursor.consumed_rows
         if not cursor.state:
             self._check_begin(cursor.consumed_rows)
         elif cursor.state != self._state(cursor.consumed_rows):

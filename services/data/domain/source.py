@@ -19,6 +19,17 @@ class HubSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubStream:
+    """The rows of a streamed dataset, which are read from a hub by each loader."""
+
+    hub: HubSource
+    revision: str
+    """Commit of the repository; empty for files of this machine."""
+    columns: tuple[str, ...]
+    """Columns of the first row."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RowSource:
     """Rows in the request itself; chats are converted to rows."""
 

@@ -171,15 +171,42 @@ async def test_hugging_face_datasets_keep_their_types(gateway: FakeGateway, clie
         await Dataset(DatasetMeta(data=datasets.DatasetDict(test=table)), client=client).describe.aio()
 
 
-async def test_lazy_dataset_is_requested_as_lazy(gateway: FakeGateway, client: TwinkleClient) -> None:
-    """Only a lazy dataset is requested with `is_lazy`; the error for a streaming class names the class."""
+async def test_lazy_and_streamed_datasets_are_requested_as_such(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Only a lazy dataset is requested with `is_lazy`, and only a streamed dataset with `is_streamed`."""
     dataset = LazyDataset('org/name', client=client)
     await dataset.encode.aio()
     await Dataset('org/name', client=client).describe.aio()
-    assert [request.is_lazy for request in gateway.calls['CreateDataset']] == [True, False]
-    for kind in (IterableDataset, IterablePackingDataset):
-        with pytest.raises(NotImplementedError, match=kind.__name__):
-            kind('org/name', client=client)
+    await IterablePackingDataset('org/name', client=client).pack_dataset.aio()
+    requests = gateway.calls['CreateDataset']
+    assert [request.is_lazy for request in requests] == [True, False, False]
+    assert [request.is_streamed for request in requests] == [False, False, True]
+
+
+async def test_streamed_datasets_refuse_what_needs_their_rows(client: TwinkleClient, tmp_path: Path) -> None:
+    """Rows, files, mixtures, lengths, and handles whose last batch is unknown are refused before any call."""
+    dataset = IterableDataset('org/name', client=client)
+    for meta in (DatasetMeta(data=[{'x': 1}]), str(tmp_path / 'rows.jsonl')):
+        with pytest.raises(ValueError, match='streamed'):
+            await IterableDataset(meta, client=client).describe.aio()
+    with pytest.raises(ValueError, match='mixed'):
+        await dataset.mix_dataset.aio()
+    for sized in (dataset, DataLoader(dataset)):
+        with pytest.raises(TypeError, match='unknown'):
+            len(sized)
+    with pytest.raises(ValueError, match='drop_last'):
+        await anext(DataLoader(dataset).handles.aio())
+
+
+async def test_handles_of_a_stream_have_full_batches(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """Handles of a streamed dataset continue without end, and a position continues from a checkpoint."""
+    loader = DataLoader(IterableDataset('org/name', client=client), batch_size=4, drop_last=True)
+    loader.resume_from_checkpoint(8)
+    handles = loader.handles.aio()
+    assert [((await anext(handles)).consumed_rows, loader.get_state()['consumed_train_samples']) for _ in range(2)] == [
+        (8, 12),
+        (12, 16),
+    ]
+    await handles.aclose()
 
 
 async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGateway, client: TwinkleClient) -> None:

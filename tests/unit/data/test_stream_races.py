@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twinkle_services.data.application.live_streams import LiveStreams
 from twinkle_services.data.application.loaders import Credits, Loaders, OpenRequest, StreamStart
 from twinkle_services.data.backends.disk_datasets import DiskDatasets, DiskRows
 from twinkle_services.data.backends.disk_loaders import DiskLoaders
@@ -78,7 +79,7 @@ async def _opened(store: Store, kept: DiskLoaders) -> tuple[Loaders, Loader, Dat
     unused: Any = None
     empty = new_dataset('ds-1', tenant_id='alice', create_time=datetime(2026, 1, 1, tzinfo=UTC))
     dataset = await _saved(store, empty, _table(5))
-    loaders = Loaders(store, kept, unused, limit=10)
+    loaders = Loaders(store, kept, unused, LiveStreams(unused, limit=1), limit=10)
     return loaders, await loaders.open(ALICE, OPEN), dataset
 
 

@@ -55,6 +55,19 @@ def test_format_is_recognized_and_encoded(
 
 
 @ROWS
+def test_rows_of_files_give_the_same_examples(
+    name: str, row: dict[str, Any], examples: list[Any], tmp_path: Path, tiny_llama_dir: Path
+) -> None:
+    """Each format in a file of JSON lines, whose rows are a table, is encoded without another call."""
+    path = tmp_path / 'rows.jsonl'
+    path.write_text(2 * (json.dumps(row) + '\n'))
+    dataset = opened(DatasetMeta(str(path)), tiny_llama_dir)
+    report = dataset.encode()
+    assert [shown(dataset, encoded) for encoded in dataset] == examples * 2
+    assert any(name in line for line in report) == (name != 'messages')
+
+
+@ROWS
 def test_lazy_datasets_and_streams_give_the_same_features(
     name: str, row: dict[str, Any], examples: list[Any], tiny_llama_dir: Path
 ) -> None:

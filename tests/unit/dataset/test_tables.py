@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -171,6 +172,34 @@ def test_options_of_a_readme_are_used(tmp_path: Path) -> None:
     )
     for subset in ('default', 'main'):
         assert list(Dataset(DatasetMeta(str(tmp_path), subset_name=subset))) == [{'x': 1, 'y': 2}]
+
+
+def test_columns_that_appear_late_are_read(tmp_path: Path) -> None:
+    """A column that no row of the first 10 MB has is read; a column whose type changes there names the cure."""
+    rows = [{'x': number, 'text': 'a' * 100_000} for number in range(110)]
+    assert [row['late'] for row in Dataset(written(tmp_path / 'rows.jsonl', [*rows, {'late': {'y': [1]}}]))][-2:] == [
+        None,
+        {'y': [1]},
+    ]
+    meta = written(tmp_path / 'types.jsonl', [*rows, {'x': 'text'}])
+    with pytest.raises(DatasetError, match='features'):
+        Dataset(meta)
+    features = datasets.Features(x=datasets.Json(), text=datasets.Value('string'))
+    typed = Dataset(DatasetMeta(meta.dataset_id, options={'features': features}))
+    assert [typed[index]['x'] for index in (0, -1)] == [0, 'text']
+
+
+def test_options_of_the_library_are_passed(tmp_path: Path) -> None:
+    """Options of `load_dataset` apply to files and folders, also in streams; options of other fields are refused."""
+    (tmp_path / 'a.csv').write_text('x;y\n1;2\n')
+    (tmp_path / 'b.txt').write_text('ignored')
+    for source, options in ((tmp_path / 'a.csv', {'sep': ';'}), (tmp_path, {'sep': ';', 'data_files': 'a.csv'})):
+        meta = DatasetMeta(str(source), options=options)
+        assert list(Dataset(meta)) == list(IterableDataset(meta)) == [{'x': 1, 'y': 2}]
+    refused: Any = ({'dataset_id': 'a.csv', 'options': {'streaming': True}}, {'data': [], 'options': {'sep': ';'}})
+    for arguments in refused:
+        with pytest.raises(ValueError, match='options'):
+            DatasetMeta(**arguments)
 
 
 def test_tables_are_mixed_without_a_copy(tmp_path: Path) -> None:

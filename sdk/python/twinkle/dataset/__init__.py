@@ -12,7 +12,7 @@ from twinkle.dataset.loading import read_rows
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.packing import PackingDataset, join_features
 from twinkle.dataset.row_bounds import RowBounds, counted, size_in_memory
-from twinkle.dataset.sources import find_files, load_rows
+from twinkle.dataset.sources import find_files, load_rows, open_source, stream_rows
 from twinkle.dataset.streams import ROW_ERRORS, RefusedRow
 from twinkle.dataset.window_packing import WindowPacker
 
@@ -37,8 +37,10 @@ __all__ = [
     'find_files',
     'join_features',
     'load_rows',
+    'open_source',
     'pack_best_fit',
     'read_rows',
     'size_in_memory',
+    'stream_rows',
     'write_rows',
 ]

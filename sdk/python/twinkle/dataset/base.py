@@ -171,8 +171,7 @@ class BaseDataset(ABC, Generic[RowsT]):
 
         Args:
             column: name of the column.
-            decode: function from a stored value to the new value. False keeps stored values, such as the bytes of an
-                image. True is not supported, because values are decoded only by a given function.
+            decode: function from a stored value to the new value. False keeps stored values; True is not supported.
 
         Raises:
             DatasetError: a row does not have the column, or `decode` is neither False nor a function.
@@ -180,7 +179,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """
         if decode is not False and not callable(decode):
             raise DatasetError(f'decode must be False or a function that decodes a value, got {decode!r}')
-        function: Callable[[Any], Any] = decode or _as_stored
+        function: Callable[[Any], Any] = decode or (lambda value: value)
         self._replace(None, lambda rows: self._cast(rows, column, function))
 
     def encode(
@@ -304,9 +303,8 @@ class BaseDataset(ABC, Generic[RowsT]):
             return f'{type(self).__name__}({len(self._parts)} datasets, not mixed)'
         ((meta, rows),) = self._parts
         facts = {**self._facts(rows), 'is_encoded': self.is_encoded}
-        return (
-            f'{type(self).__name__}({meta.name!r}, {", ".join(f"{name}={value!r}" for name, value in facts.items())})'
-        )
+        shown = ', '.join(f'{name}={value!r}' for name, value in facts.items())
+        return f'{type(self).__name__}({meta.name!r}, {shown})'
 
     def _facts(self, rows: RowsT) -> Mapping[str, Any]:
         """Return what `repr` shows of the rows without processing them."""
@@ -382,9 +380,8 @@ class BaseDataset(ABC, Generic[RowsT]):
 
     def _template(self) -> Template:
         if self.template is None:
-            raise NotReady(
-                "no template is set; call set_template('Template', model_id=...) first", needs='set_template'
-            )
+            problem = "no template is set; call set_template('Template', model_id=...) first"
+            raise NotReady(problem, needs='set_template')
         return self.template
 
     def _refuse_encoded(self, step: str) -> None:
@@ -401,7 +398,3 @@ class BaseDataset(ABC, Generic[RowsT]):
 
     def _refuse_template(self, template: Template) -> None:
         """Raise `DatasetError` if this kind of dataset does not support the template; the default accepts all."""
-
-
-def _as_stored(value: Any) -> Any:
-    return value

@@ -119,7 +119,8 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -
     nested = [name for name, feature in table.features.items() if not hasattr(feature, 'dtype')]
     if nested:
         raise UnreadableFile(f'columns {nested} contain lists or objects, which CSV cannot represent; use jsonl')
-    table.to_csv(str(path), batch_size=batch_rows, index=False)
+    csv: Any = importlib.import_module('pyarrow.csv')  # imported only if needed
+    csv.write_csv(table.with_format('arrow')[:], str(path), csv.WriteOptions(batch_size=batch_rows))
 
 
 def _write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int) -> None:

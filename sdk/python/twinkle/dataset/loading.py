@@ -5,17 +5,20 @@ The library converts files to Arrow files in its cache. Code in repositories is 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 import glob
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from twinkle.dataset.errors import DatasetError, UnreadableFile
 from twinkle.dataset.files import Row
 from twinkle.dataset.hf import as_stored, library, rows_of_stream
 from twinkle.dataset.layout import DEFAULT_SUBSET
+from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.tables import TableRows, joined
 from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
 
@@ -23,12 +26,19 @@ _MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'c
 """Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
 _CSV_OPTIONS: Mapping[str, Any] = {'keep_default_na': False, 'na_values': ['']}
 """Texts such as 'NA' and 'null' stay texts; only an empty text becomes None."""
+_TYPE_ERRORS = ("Couldn't cast", 'as a scalar of type', 'changed from')
+"""Texts of the library's errors for a value whose type differs from the type of its column."""
+_TYPES_CURE = "; give the types of all columns: DatasetMeta(..., options={'features': datasets.Features(...)})"
 _SPLIT = 'train'
 """Split under which the library reads a list of files."""
 
 
 class Source(Protocol):
     """Files that are opened but not read."""
+
+    def files(self) -> list[str]:
+        """Return the paths or addresses of the files."""
+        ...
 
     def rows(self) -> Sequence[Row]:
         """Return all rows.
@@ -61,29 +71,30 @@ def read_rows(path: Path, file_format: str | None = None) -> Sequence[Row]:
     return source_of_files([path], file_format).rows()
 
 
-def source_of_files(files: Sequence[Path], file_format: str | None = None) -> Source:
+def source_of_files(files: Sequence[Path], file_format: str | None = None, **options: Any) -> Source:
     """Return the source of data files, in order.
 
     Args:
         files: the files.
         file_format: suffix without a dot that replaces the suffixes of the files. Default: each file has its own.
+        options: arguments of `load_dataset`.
     """
     grouped = groupby(files, lambda file: f'.{file_format}' if file_format else file.suffix.lower())
-    parts = [_part(suffix, list(group)) for suffix, group in grouped]
+    parts = [_part(suffix, list(group), options) for suffix, group in grouped]
     return parts[0] if len(parts) == 1 else _Parts(parts)
 
 
-def source_of_folder(folder: Path, *, subset_name: str, split: str) -> Source:
+def source_of_folder(folder: Path, meta: DatasetMeta) -> Source:
     """Return the source of a folder in any format and with any README that the library reads.
 
     Raises:
         DatasetError: the library finds no data files, or the subset or split does not exist.
     """
     with _source_errors(folder.name, DatasetError):
-        return _checked(_built(str(folder), split, name=_subset(subset_name)), split)
+        return _described(str(folder), meta)
 
 
-def source_of_hub(name: str, *, subset_name: str, split: str) -> Source:
+def source_of_hub(name: str, meta: DatasetMeta) -> Source:
     """Return the source of a repository on Hugging Face, whose files are read over the network.
 
     Raises:
@@ -94,29 +105,28 @@ def source_of_hub(name: str, *, subset_name: str, split: str) -> Source:
     errors = library().exceptions
     with _source_errors(name, DatasetError):
         try:
-            return _checked(_built(name, split, name=_subset(subset_name)), split)
+            return _described(name, meta)
         except errors.DatasetNotFoundError as error:
             problem = f'Hugging Face has no dataset {name} that you can access; check the name, or log in'
             raise DatasetNotFound(problem) from error
         except (ConnectionError, TimeoutError, FileNotFoundError) as error:
             if isinstance(error, errors.DataFilesNotFoundError | library().data_files.EmptyDatasetError):
                 raise
-            raise HubUnreachable(f'the dataset {name} cannot be streamed from Hugging Face: {error}') from error
+            raise HubUnreachable(f'the dataset {name} cannot be read from Hugging Face: {error}') from error
 
 
-def _subset(name: str) -> str | None:
-    return None if name == DEFAULT_SUBSET else name
-
-
-def _checked(source: '_Built', split: str) -> Source:
+def _described(path: str, meta: DatasetMeta) -> Source:
+    """Return the subset and split of a folder or repository that a meta describes."""
+    subset = None if meta.subset_name == DEFAULT_SUBSET else meta.subset_name
+    source = _built(path, meta.split, name=subset, **meta.options)
     splits: list[Any] = list(source.builder.config.data_files or source.builder.info.splits or ())
-    if splits and split not in splits:
+    if splits and meta.split not in splits:
         known = ', '.join(sorted(map(str, splits)))
-        raise DatasetError(f'split {split!r} does not exist in {source.name}; it has: {known}')
+        raise DatasetError(f'split {meta.split!r} does not exist in {source.name}; it has: {known}')
     return source
 
 
-def _part(suffix: str, files: list[Path]) -> Source:
+def _part(suffix: str, files: list[Path], options: Mapping[str, Any]) -> Source:
     if suffix == '.arrow':
         return _ArrowFiles(files)
     name = ', '.join(file.name for file in files[:3])
@@ -126,18 +136,36 @@ def _part(suffix: str, files: list[Path]) -> Source:
     patterns = [glob.escape(str(file.absolute())) for file in filled]
     with _source_errors(name, UnreadableFile):
         if suffix in _MODULES:
-            options = _CSV_OPTIONS if suffix == '.csv' else {}
+            options = {**_CSV_OPTIONS, **options} if suffix == '.csv' else options
             return _built(_MODULES[suffix], _SPLIT, name_in_errors=name, data_files=patterns, **options)
-        return _built(str(filled[0].absolute().parent), _SPLIT, name_in_errors=name, data_files=patterns)
+        folder = str(filled[0].absolute().parent)
+        return _built(folder, _SPLIT, name_in_errors=name, data_files=patterns, **options)
 
 
 def _built(path: str, split: str, *, name_in_errors: str = '', **options: Any) -> '_Built':
     with _no_counts():
         builder = library().load_dataset_builder(path, **options)
+        if 'data_files' not in options:
+            _refuse_outside(builder, path)
         if builder.name == 'json' and builder.config.features is None and split in (builder.config.data_files or ()):
             features = _json_features(builder, split)
             builder = library().load_dataset_builder(path, features=features, **options)
     return _Built(builder, split, name_in_errors or Path(path).name)
+
+
+def _refuse_outside(builder: Any, path: str) -> None:
+    """Refuse files outside of a folder or repository, which its README may name.
+
+    Raises:
+        DatasetError: a file is not inside.
+    """
+    folder = Path(path).absolute() if Path(path).is_dir() else None
+    for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
+        inside = (
+            Path(os.path.normpath(file)).is_relative_to(folder) if folder else file.startswith(f'hf://datasets/{path}@')
+        )
+        if not inside or '..' in Path(file).parts:
+            raise DatasetError(f'{path} names the file {Path(file).name}, which is outside of it')
 
 
 @contextmanager
@@ -154,10 +182,30 @@ def _no_counts() -> Generator[None]:
 def _json_features(builder: Any, split: str) -> Any:
     """Return the features of JSON files in which objects are stored as JSON, and times as texts.
 
-    The library infers features from the first 10 MB of a file, and refuses an object with other fields afterwards.
+    The library infers features from the first 10 MB of the first file, and refuses other columns afterwards. The names
+    of columns are therefore read from all JSON lines of this machine.
     """
     found = builder.as_streaming_dataset(split).features
-    return found and library().Features({name: _json_feature(feature) for name, feature in found.items()})
+    if not found:
+        return found
+    files = [Path(file) for file in builder.config.data_files[split] if '://' not in str(file)]
+    is_found = len(files) == 1 and files[0].stat().st_size <= builder.config.chunksize
+    later = () if is_found else _names_in(files)
+    features = {name: _json_feature(feature) for name, feature in found.items()}
+    return library().Features({**dict.fromkeys(later, library().Json()), **features})
+
+
+def _names_in(files: Sequence[Path]) -> Iterable[str]:
+    """Return the names of the columns of JSON lines; files in other forms are skipped."""
+    names: dict[str, None] = {}
+    for file in files:
+        with file.open('rb') as lines, suppress(ValueError):
+            for line in lines:
+                row = json.loads(line) if line.strip() else {}
+                if not isinstance(row, dict):
+                    break
+                names |= dict.fromkeys(cast('dict[str, Any]', row))
+    return names
 
 
 def _json_feature(feature: Any) -> Any:
@@ -178,6 +226,9 @@ class _Built:
     name: str
     """Name of the files, for errors."""
 
+    def files(self) -> list[str]:
+        return list(map(str, (self.builder.config.data_files or {}).get(self.split, ())))
+
     def rows(self) -> Sequence[Row]:
         with _source_errors(self.name, UnreadableFile):
             self.builder.download_and_prepare()
@@ -192,10 +243,13 @@ class _Built:
 class _ArrowFiles:
     """Arrow files, which are mapped into memory."""
 
-    files: list[Path]
+    paths: list[Path]
+
+    def files(self) -> list[str]:
+        return list(map(str, self.paths))
 
     def rows(self) -> Sequence[Row]:
-        return joined([TableRows(as_stored(_mapped(file))) for file in self.files])
+        return joined([TableRows(as_stored(_mapped(file))) for file in self.paths])
 
     def stream(self) -> Iterator[Row]:
         yield from self.rows()
@@ -217,6 +271,9 @@ class _Parts:
 
     parts: Sequence[Source]
 
+    def files(self) -> list[str]:
+        return [file for part in self.parts for file in part.files()]
+
     def rows(self) -> Sequence[Row]:
         return list(chain.from_iterable(part.rows() for part in self.parts))
 
@@ -236,4 +293,5 @@ def _source_errors(name: str, error_class: type[DatasetError]) -> Generator[None
         found = cause if isinstance(cause, Exception) else error
         if isinstance(found, OSError) and found.errno is not None:
             raise found from error
-        raise error_class(f'{name} cannot be read: {found}') from error
+        cure = _TYPES_CURE if any(text in str(found) for text in _TYPE_ERRORS) else ''
+        raise error_class(f'{name} cannot be read: {found}{cure}') from error

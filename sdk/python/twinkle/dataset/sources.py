@@ -12,7 +12,7 @@ from twinkle.dataset.layout import NoDataFiles, files_of, has_configs
 from twinkle.dataset.loading import Source, source_of_files, source_of_folder, source_of_hub
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.tables import TableRows
-from twinkle.hub import HubId, find_dataset, resolve_dataset
+from twinkle.hub import HubId, find_dataset, local_path, resolve_dataset
 from twinkle.infra import get_logger
 
 
@@ -47,20 +47,23 @@ def open_source(meta: DatasetMeta, *, is_local_allowed: bool = True, is_streamed
     """
     _refuse_missing_file(meta, is_local_allowed=is_local_allowed)
     dataset_id = meta.dataset_id or ''
-    if is_streamed and find_dataset(dataset_id, is_local_allowed=is_local_allowed) is None:
+    path = find_dataset(dataset_id, is_local_allowed=is_local_allowed)
+    is_other_revision = 'revision' in meta.options and local_path(dataset_id) is None
+    if is_other_revision or (path is None and (is_streamed or meta.options)):
         hub_id = HubId.parse(dataset_id)
         if hub_id.source != 'ms':
-            return source_of_hub(hub_id.name, subset_name=meta.subset_name, split=meta.split)
-    path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed)
+            return source_of_hub(hub_id.name, meta)
+    if path is None:
+        path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed)
     if path.is_file():
-        return source_of_files([path])
+        return source_of_files([path], **meta.options)
+    if meta.options:
+        return source_of_folder(path, meta)
     try:
         files = files_of(path, subset_name=meta.subset_name, split=meta.split)
     except NoDataFiles:
-        return source_of_folder(path, subset_name=meta.subset_name, split=meta.split)
-    if has_configs(path):
-        return source_of_folder(path, subset_name=meta.subset_name, split=meta.split)
-    return source_of_files(files)
+        return source_of_folder(path, meta)
+    return source_of_folder(path, meta) if has_configs(path) else source_of_files(files)
 
 
 def stream_rows(meta: DatasetMeta, source: Source | None = None) -> Iterator[Row]:

@@ -69,6 +69,8 @@ class DataLoader:
         return self._connection.loop_thread
 
     def __len__(self) -> int:
+        if self._dataset.is_streamed:
+            raise TypeError('the number of batches of a streamed dataset is unknown')
         return self.open().batch_count
 
     def __iter__(self) -> Iterator[Batch]:
@@ -110,15 +112,18 @@ class DataLoader:
     async def handles(self) -> AsyncIterator[BatchHandle]:
         """Yield handles of the batches that `batches` would yield, without reading them.
 
+        The end of a streamed dataset is unknown. The first operation on a batch after the end fails with a StateError
+        of the reason LOADER_AT_END.
+
         Raises:
-            ValueError: The dataset was encoded for sampling and has no labels.
+            ValueError: The dataset was encoded for sampling and has no labels, or is streamed without `drop_last`.
             StateError: The dataset is not encoded.
         """
         begin, self._resume_from = self._resume_from or dataset_pb2.Cursor(), None
         epoch_rows = await self._epoch_rows()
         epochs = self._options['epoch_count']
         self._cursor, consumed, state = begin, begin.consumed_rows, begin.state
-        while epoch_rows and (not epochs or consumed < epochs * epoch_rows):
+        while epoch_rows is None or (epoch_rows and (not epochs or consumed < epochs * epoch_rows)):
             handle = self._handle(consumed, epoch_rows, state)
             consumed, state = consumed + len(handle), b''
             self._cursor = dataset_pb2.Cursor(consumed_rows=consumed)
@@ -132,13 +137,14 @@ class DataLoader:
             consumed_train_samples: Number of examples before the batch, over all epochs.
 
         Raises:
-            ValueError: The number is negative, the loader has no batches, or the dataset was encoded for sampling.
+            ValueError: The number is negative, the loader has no batches, or the dataset was encoded for sampling or
+                is streamed without `drop_last`.
             StateError: The dataset is not encoded.
         """
         if consumed_train_samples < 0:
             raise ValueError(f'consumed_train_samples must be at least 0, got {consumed_train_samples}')
         epoch_rows = await self._epoch_rows()
-        if not epoch_rows:
+        if epoch_rows == 0:
             raise ValueError('the loader has no batches; use a smaller batch_size, or drop_last=False')
         return self._handle(consumed_train_samples, epoch_rows)
 
@@ -179,16 +185,22 @@ class DataLoader:
             request = loader_service_pb2.CloseLoaderRequest(loader_id=loader.loader_id)
             await self._connection.unary(self._stub.CloseLoader, request)
 
-    def _handle(self, consumed: int, epoch_rows: int, state: bytes = b'') -> BatchHandle:
+    def _handle(self, consumed: int, epoch_rows: int | None, state: bytes = b'') -> BatchHandle:
         assert self._loader is not None  # noqa: S101 - `_epoch_rows` has opened it
-        size = min(self._options['batch_size'], epoch_rows - consumed % epoch_rows)
+        size = self._options['batch_size']
+        if epoch_rows is not None:
+            size = min(size, epoch_rows - consumed % epoch_rows)
         return BatchHandle(loader_id=self._loader.loader_id, consumed_rows=consumed, cursor_state=state, size=size)
 
-    async def _epoch_rows(self) -> int:
-        """Return the number of examples per epoch, opening the loader if necessary."""
+    async def _epoch_rows(self) -> int | None:
+        """Return the number of examples per epoch, opening the loader if necessary; None for a streamed dataset."""
         if self._dataset.is_prompt_only:
             raise ValueError('the dataset was encoded for sampling and has no labels; iterate over its batches instead')
+        if self._dataset.is_streamed and not self._options['is_last_partial_dropped']:
+            raise ValueError('handles of a streamed dataset need drop_last=True, because its last batch is unknown')
         await self._opened()
+        if self._dataset.is_streamed:
+            return None
         rows, batch_size = (await self._dataset.describe.aio()).row_count, self._options['batch_size']
         return rows - rows % batch_size if self._options['is_last_partial_dropped'] else rows
 

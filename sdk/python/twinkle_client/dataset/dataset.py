@@ -42,6 +42,9 @@ class Dataset:
         RuntimeError: There is no client.
     """
 
+    is_streamed = False
+    """Whether the data service stores no rows, and reads them from a hub for each loader."""
+
     def __init__(self, dataset_meta: MetaLike | str | None = None, *, client: TwinkleClient | None = None) -> None:
         self._client = current_client(client)
         self._connection = self._client.connection
@@ -84,11 +87,11 @@ class Dataset:
             interleave: Alternate between the datasets, followed by the rest of longer datasets. False: concatenate.
 
         Raises:
-            ValueError: No dataset was added.
+            ValueError: No dataset was added, or the datasets are streamed.
             UsageError: Only some of the datasets are encoded or packed, their templates differ, or a dataset is lazy.
         """
-        if not self._parts:
-            raise ValueError('there is no dataset to mix; call add_dataset() first')
+        if not self._parts or self.is_streamed:
+            raise ValueError('there is no dataset to mix; streamed datasets cannot be mixed, others need add_dataset()')
         # Only the mixture can be lazy, not its parts.
         ids = [(await self._created(part, is_lazy=False)).dataset_id for part in self._parts]
         mixture = dataset_pb2.MixtureSource(dataset_ids=ids, is_interleaved=interleave)
@@ -318,11 +321,14 @@ class Dataset:
         async with self._creation_lock:
             if part.state is None:
                 is_lazy = isinstance(self, LazyDataset) if is_lazy is None else is_lazy
-                part.state = await self._create(await dataset_source(self._connection, part.meta), is_lazy=is_lazy)
+                source = await dataset_source(self._connection, part.meta, is_streamed=self.is_streamed)
+                part.state = await self._create(source, is_lazy=is_lazy)
             return part.state
 
     async def _create(self, source: dataset_pb2.DatasetSource, *, is_lazy: bool) -> dataset_pb2.Dataset:
-        request = dataset_service_pb2.CreateDatasetRequest(request_id=new_id('rq'), source=source, is_lazy=is_lazy)
+        request = dataset_service_pb2.CreateDatasetRequest(
+            request_id=new_id('rq'), source=source, is_lazy=is_lazy, is_streamed=self.is_streamed
+        )
         return (await self._connection.unary(self._stub.CreateDataset, request)).dataset
 
     async def _delete(self, dataset_id: str) -> None:
@@ -361,7 +367,8 @@ class _Part:
         source = repr(self.meta.dataset_id or 'rows in memory')
         if self.state is None:
             return f'{source}, not created yet'
-        facts = f'rows={self.state.row_count}, columns={list(self.state.columns)}, is_encoded={self.state.is_encoded}'
+        rows = 'streamed' if self.state.is_streamed else f'rows={self.state.row_count}'
+        facts = f'{rows}, columns={list(self.state.columns)}, is_encoded={self.state.is_encoded}'
         return f'{source}, dataset_id={self.state.dataset_id!r}, {facts}'
 
 
@@ -375,22 +382,16 @@ class LazyDataset(Dataset):
 
 
 class IterableDataset(Dataset):
-    """Not supported by the data service, which stores rows on disk and reads them by index.
+    """A dataset on a hub whose rows are read and changed for each loader, at a recorded commit, and are not stored."""
 
-    Raises:
-        NotImplementedError: Always; the message names the alternatives.
-    """
+    is_streamed = True
 
-    def __init__(self, dataset_meta: MetaLike | str | None = None, *, client: TwinkleClient | None = None) -> None:
-        del dataset_meta, client
-        name = type(self).__name__
-        raise NotImplementedError(
-            f'the data service does not support {name}; use LazyDataset, or twinkle.dataset.{name} in process'
-        )
+    def __len__(self) -> int:
+        raise TypeError('the number of rows of a streamed dataset is unknown; read some with peek()')
 
 
 class IterablePackingDataset(IterableDataset):
-    """Not supported by the data service; see `IterableDataset`."""
+    """A streamed dataset whose encoded examples can be packed with `pack_dataset`, 128 examples at a time."""
 
 
 class PackingDataset(Dataset):

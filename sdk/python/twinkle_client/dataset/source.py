@@ -50,13 +50,17 @@ class DatasetMeta:
     """Rows or columns in memory, or a `datasets.Dataset`, `IterableDataset` or dict of splits, instead of an id."""
 
 
-async def dataset_source(connection: Connection, meta: MetaLike) -> dataset_pb2.DatasetSource:
+async def dataset_source(
+    connection: Connection, meta: MetaLike, *, is_streamed: bool = False
+) -> dataset_pb2.DatasetSource:
     """Return the source for `CreateDataset`, uploading local rows and files first.
 
     Raises:
-        ValueError: There is neither an id nor rows, or the source does not support `data_slice`.
+        ValueError: There is neither an id nor rows, the source does not support `data_slice`, or it cannot be streamed.
         FileNotFoundError: The id has the suffix of a JSONL, Parquet or CSV file, but the file does not exist.
     """
+    if is_streamed:
+        return _streamed_source(meta)
     data = split_of(meta.data, meta.split)
     if is_table(data):
         return await upload_table(connection, data, meta.data_slice)
@@ -96,6 +100,13 @@ def _hub_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
     if rows is not None:
         hub.begin_row, hub.end_row = rows.start, rows.stop
     return dataset_pb2.DatasetSource(hub=hub)
+
+
+def _streamed_source(meta: MetaLike) -> dataset_pb2.DatasetSource:
+    is_file = '://' not in (meta.dataset_id or '') and Path(meta.dataset_id or '').suffix in _FORMATS
+    if meta.data is not None or not meta.dataset_id or is_file:
+        raise ValueError('only a dataset on a hub can be streamed; use Dataset or LazyDataset for rows and files')
+    return _hub_source(meta)
 
 
 def _check_file(path: Path) -> None:

@@ -261,7 +261,7 @@ Global___UploadSource: _TypeAlias = UploadSource  # noqa: Y015
 
 @_typing.final
 class MixtureSource(_message.Message):
-    """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed,
+    """A combination of several datasets of the caller. Lazy and streamed datasets cannot be combined. The datasets must all be packed,
     all be encoded without being packed, or all be unencoded. Encoded datasets must have the same template.
     """
 
@@ -590,19 +590,22 @@ class Dataset(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     IS_LAZY_FIELD_NUMBER: _builtins.int
+    IS_STREAMED_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """Id of the dataset, assigned by the service."""
     row_count: _builtins.int
-    """Current number of rows."""
+    """Current number of rows. 0 for a streamed dataset, whose number of rows is unknown."""
     is_encoded: _builtins.bool
     """Whether the rows consist of tokens, so that a loader can read them."""
     token_count: _builtins.int
     """Number of tokens in all rows. 0 until the dataset is encoded, and for a lazy dataset."""
     is_lazy: _builtins.bool
     """Whether steps are applied when a loader reads the rows. The columns of a lazy dataset are those of the stored rows."""
+    is_streamed: _builtins.bool
+    """Whether no rows are stored, and a loader reads them from the hub."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Current names of the columns."""
+        """Current names of the columns. For a streamed dataset, the columns of the first row on the hub."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetStep]:
@@ -628,10 +631,11 @@ class Dataset(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         is_lazy: _builtins.bool = ...,
+        is_streamed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "create_time", b"create_time", "dataset_id", b"dataset_id", "is_encoded", b"is_encoded", "is_lazy", b"is_lazy", "row_count", b"row_count", "steps", b"steps", "token_count", b"token_count", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "create_time", b"create_time", "dataset_id", b"dataset_id", "is_encoded", b"is_encoded", "is_lazy", b"is_lazy", "is_streamed", b"is_streamed", "row_count", b"row_count", "steps", b"steps", "token_count", b"token_count", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,7 +686,7 @@ class Loader(_message.Message):
     batch_size: _builtins.int
     """Number of examples per batch."""
     batch_count: _builtins.int
-    """Number of batches per epoch."""
+    """Number of batches per epoch. 0 for a streamed dataset, whose number of rows is unknown."""
     def __init__(
         self,
         *,

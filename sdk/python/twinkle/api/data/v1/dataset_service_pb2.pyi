@@ -32,6 +32,7 @@ class CreateDatasetRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     IS_LAZY_FIELD_NUMBER: _builtins.int
+    IS_STREAMED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request, chosen by the caller, which makes the request idempotent. A repeated request returns the same
     dataset. A request with the same id and other content fails with ABORTED (ERROR_REASON_REQUEST_ID_REUSED).
@@ -42,6 +43,12 @@ class CreateDatasetRequest(_message.Message):
     These steps must return one row for each input row. An error in a row is reported by the loader's stream.
     `set_template` and `filter` are applied immediately. `pack`, truncation by splitting, and export are refused with
     INVALID_ARGUMENT.
+    """
+    is_streamed: _builtins.bool
+    """Whether to store no rows, and to read them from the hub each time a loader reads them. The source must be `hub`, on
+    Hugging Face or in the service's files. The service records the current commit of the repository, so that later
+    commits do not change the rows. All steps are applied while rows are read, and may return any number of rows. Must
+    be false if `is_lazy` is true. Export and mixtures are refused with INVALID_ARGUMENT.
     """
     @_builtins.property
     def source(self) -> _dataset_pb2.DatasetSource:
@@ -58,10 +65,11 @@ class CreateDatasetRequest(_message.Message):
         source: _dataset_pb2.DatasetSource | None = ...,
         steps: _abc.Iterable[_dataset_pb2.DatasetStep] | None = ...,
         is_lazy: _builtins.bool = ...,
+        is_streamed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_lazy", b"is_lazy", "request_id", b"request_id", "source", b"source", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_lazy", b"is_lazy", "is_streamed", b"is_streamed", "request_id", b"request_id", "source", b"source", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

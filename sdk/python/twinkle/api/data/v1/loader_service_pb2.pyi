@@ -40,8 +40,8 @@ class OpenLoaderRequest(_message.Message):
     batch_size: _builtins.int
     """Number of examples per batch, 1 to 65,536. Required."""
     shuffle_seed: _builtins.int
-    """Seed for shuffling the examples, with a different order in each epoch. If unset, examples are read in the order of
-    the dataset.
+    """Seed for shuffling the examples, with a different order in each epoch. The examples of a streamed dataset are
+    shuffled in a buffer of 1000. If unset, examples are read in the order of the dataset.
     """
     epoch_count: _builtins.int
     """Number of passes over the dataset, at least 0. Defaults to 1. 0 means an unlimited number."""

@@ -71,10 +71,12 @@ class LoaderServiceServicer:
 
     def StreamBatches(self, request_iterator, context):
         """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-        return the same batches. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start,
+        return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which the
+        previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not the start,
         or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or batch
-        size, a number of credits is out of range, a row of a lazy dataset cannot be computed, or chats of a packed dataset
-        are requested.
+        size, a number of credits is out of range, a row of a lazy or streamed dataset cannot be computed, or chats of a
+        packed dataset are requested; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time) if too many streamed
+        datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch take too much memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,96 @@
+"""Program that reads a dataset of a hub with the library `datasets`, and writes its rows as lines of JSON.
+
+The data service runs it in a process, so that the files of a hub cannot exhaust the memory of the service or end it,
+and so that the service does not import the library. `hub_rows.py` starts the program and reads its lines.
+"""
+
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from itertools import chain
+from typing import Any, TextIO
+
+from twinkle.dataset import DatasetError, DatasetMeta, open_source, stream_rows
+from twinkle.hub import HubError, find_dataset
+
+ROW, FOUND, FAILED, END = 'r', 'f', 'e', '.'
+"""First characters of a line: a row, the revision and columns, an error, and the end of the rows."""
+_RESERVED_BYTES = 2 << 30
+"""Address space that pyarrow and other libraries reserve, but do not use."""
+
+
+def main() -> None:
+    """Write the lines of the request in the first argument; its fields are those of `hub_rows.RowProcess`."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    limit = request['memory_bytes'] + _RESERVED_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # The libraries may print to the standard output.
+    output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', encoding='utf-8')
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        for kind, value in _lines(request):
+            _write(output, kind, value)
+    except MemoryError:
+        problem = f'needs more than {request["memory_bytes"]} bytes of memory; write its files in smaller pieces'
+        _write(output, FAILED, ['DatasetError', problem])
+    except (DatasetError, HubError, OSError) as error:
+        _write(output, FAILED, ['DatasetError' if isinstance(error, DatasetError) else 'HubError', str(error)])
+    _write(output, END, None)
+    output.flush()
+
+
+def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    revision = request['revision']
+    meta = DatasetMeta(
+        request['dataset_id'],
+        subset_name=request['subset_name'],
+        split=request['split'],
+        data_slice=slice(request['begin_row'], request['end_row']),
+        options={'revision': revision} if revision else {},
+    )
+    is_local = find_dataset(request['dataset_id'], is_local_allowed=request['is_local_allowed']) is not None
+    if not is_local and request['dataset_id'].startswith('ms://'):
+        raise DatasetError('datasets on ModelScope cannot be streamed; create the dataset without is_streamed')
+    source = open_source(meta, is_local_allowed=request['is_local_allowed'], is_streamed=True)
+    rows = stream_rows(meta, source)
+    first = next(rows, None)
+    found = re.match(r'hf://datasets/[^@]+@([0-9a-f]{40})/', next(iter(source.files()), ''))
+    yield FOUND, [found[1] if found else '', list(first or ())]
+    yield from ((ROW, row) for row in chain([] if first is None else [first], rows))
+
+
+def _write(output: TextIO, kind: str, value: Any) -> None:
+    if kind == ROW:
+        text = '{' + ', '.join(f'{json.dumps(name)}: {_json_of(name, item)}' for name, item in value.items()) + '}'
+    else:
+        text = json.dumps(value)
+    output.write(f'{kind}{text}\n')
+
+
+def _json_of(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, default=_as_json)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f'column {name!r} has a value that rows cannot have: {error}; store plain numbers, texts and lists'
+        raise DatasetError(problem) from error
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value of a type that JSON lacks as text, in the form that docs/datasets.md lists."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is None else value.astimezone(UTC)
+        return moment.replace(tzinfo=None).isoformat(' ', 'microseconds') + ('Z' if value.tzinfo else '')
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f'{type(value).__name__} is not supported')
+
+
+if __name__ == '__main__':
+    main()

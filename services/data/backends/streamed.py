@@ -1,0 +1,231 @@
+"""Streamed datasets, whose rows are read from a hub and changed while a loader reads them."""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from twinkle.dataloader.ranks import RankSlice
+from twinkle.dataloader.replacing import ReplacementLog
+from twinkle.dataloader.sources import Layout, StreamedBatches
+from twinkle.dataset import ROW_ERRORS, DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
+from twinkle.dataset.streams import BATCH_ROWS
+from twinkle.hub import HubError
+from twinkle.preprocessor import build_filter
+from twinkle.template import Template
+from twinkle_services.data.backends.hub_rows import StreamedRows
+from twinkle_services.data.backends.lazy_rows import TemplateOf, add_step
+from twinkle_services.data.backends.library_errors import source_errors, step_errors
+from twinkle_services.data.backends.row_files import as_stored
+from twinkle_services.data.domain import (
+    Dataset,
+    FilterStep,
+    HubStream,
+    Loader,
+    PackStep,
+    Row,
+    RowMeter,
+    Step,
+    Table,
+    TemplateStep,
+)
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
+
+_log = structlog.get_logger('data')
+
+_SHUFFLE_BUFFER = 1000
+"""Number of rows in which a shuffled stream is shuffled."""
+
+
+def apply_to_stream(table: Table, steps: Sequence[Step], template_of: TemplateOf) -> Table:
+    """Make all steps pending after checking their arguments and order; templates are set now.
+
+    Raises:
+        InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: A step cannot be applied to this table.
+    """
+    table = replace(table, warnings=[])
+    for index, step in enumerate(steps):
+        with step_errors(index, step, table):
+            view = _view(table, (), template_of)
+            if isinstance(step, TemplateStep):
+                view.set_template(template_of(step))
+                table = replace(table, template=step)
+                continue
+            _add(view, step)
+            table = replace(table, pending=(*table.pending, step), is_encoded=view.is_encoded, is_packed=view.is_packed)
+    return table
+
+
+def _view(table: Table | Dataset, rows: Any, template_of: TemplateOf) -> IterablePackingDataset:
+    """Return a stream that applies the pending steps to rows."""
+    template: Template | None = None if table.template is None else template_of(table.template)
+    view = IterablePackingDataset(DatasetMeta(data=rows), template=template)
+    for step in table.pending:
+        _add(view, step)
+    return view
+
+
+def _add(view: IterablePackingDataset, step: Step) -> None:
+    match step:
+        case FilterStep():
+            view.filter(build_filter(step.filter, step.init_args))
+        case PackStep():
+            view.pack_dataset()
+        case _:
+            add_step(view, step)
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """Creates iterations over the rows of streamed datasets."""
+
+    template_of: TemplateOf
+    is_readable_path: Callable[[str], bool]
+    memory_bytes: int
+    """Maximum memory of a process that reads rows."""
+
+    @contextmanager
+    def opened(self, dataset: Dataset, meter: RowMeter) -> Generator[tuple[StreamedRows, '_Rows']]:
+        """Return the stored rows of a streamed dataset, and its rows after the pending steps."""
+        stream = _stream_of(dataset)
+        stored = StreamedRows(
+            stream,
+            meter,
+            is_local_allowed=self.is_readable_path(stream.hub.dataset_id),
+            memory_bytes=self.memory_bytes,
+            read_ahead=BATCH_ROWS * (len(dataset.pending) + 1),
+        )
+        with source_errors('dataset_id', hub_id=dataset.template.base_model if dataset.template else ''):
+            view = _view(dataset, stored, self.template_of)
+        try:
+            yield stored, _Rows(view, dataset, meter)
+        except HubError as error:
+            raise ServiceUnreachable('hub') from error
+        except DatasetError as error:
+            raise InvalidField('dataset_id', str(error)) from error
+
+    def rows(self, dataset: Dataset, meter: RowMeter, *, begin: int, count: int) -> list[Row | InvalidField]:
+        """Return some rows after the pending steps, or the errors of rows; see `RowEngine.stream_rows`."""
+        with self.opened(dataset, meter) as (_, rows), closing(rows.measured()) as items:
+            return [item for item, _ in islice(items, begin, begin + count)]
+
+
+class _Rows:
+    """Rows of a stream after its pending steps, with their sizes, which are charged."""
+
+    def __init__(self, view: IterablePackingDataset, dataset: Dataset, meter: RowMeter) -> None:
+        self._view, self._dataset, self._meter = view, dataset, meter
+
+    def __iter__(self) -> Iterator[tuple[Row, int]]:
+        for item, size_bytes in self.measured():
+            if isinstance(item, InvalidField):
+                raise item
+            yield item, size_bytes
+
+    def measured(self) -> Generator[tuple[Row | InvalidField, int]]:
+        """Yield the rows and the errors of rows."""
+        for item in self._view.items():
+            if isinstance(item, RefusedRow):
+                yield self._problem_of(item), 0
+                continue
+            row = as_stored(item, has_positions=self._dataset.is_packed) if self._dataset.is_encoded else item
+            size_bytes = size_in_memory(row)
+            self._meter.charge(size_bytes, 1)
+            yield row, size_bytes
+
+    def _problem_of(self, refused: RefusedRow) -> InvalidField:
+        try:
+            with step_errors(0, self._dataset.pending[-1], Table(rows=[])):
+                raise refused.error
+        except InvalidField as error:
+            return error
+        except ROW_ERRORS as error:
+            _log.warning('row failed', dataset=self._dataset.dataset_id, error=str(error))
+            return InvalidField('dataset_id', f'has a row that its steps cannot process ({type(error).__name__})')
+
+
+class LibraryStream:
+    """Implements `BatchStream`; a thread reads the rows, and a process reads the files of the hub."""
+
+    def __init__(
+        self, reader: StreamReader, dataset: Dataset, loader: Loader, meter: RowMeter, *, consumed: int
+    ) -> None:
+        self._reader, self._dataset, self._loader, self._meter = reader, dataset, loader, meter
+        self._consumed = consumed
+        self._batches = self._read(consumed)
+        self._stored: StreamedRows | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix='stream')
+        self._ahead: asyncio.Future[tuple[list[Row], int] | None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_failed(self) -> bool:
+        ahead = self._ahead
+        return ahead is not None and ahead.done() and (ahead.cancelled() or ahead.exception() is not None)
+
+    @property
+    def consumed(self) -> int:
+        return self._consumed
+
+    async def next(self) -> tuple[list[Row], int] | None:
+        # If the caller is cancelled, the thread continues: reading up to a position may take longer than a call.
+        if self._ahead is None:
+            self._ahead = asyncio.get_running_loop().run_in_executor(self._executor, next, self._batches, None)
+            self._ahead.add_done_callback(lambda done: done.cancelled() or done.exception())
+        found = await asyncio.shield(self._ahead)
+        self._ahead = None
+        self._consumed += len(found[0]) if found is not None else 0
+        return found
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._stored is not None:
+            self._stored.kill()
+        self._executor.submit(self._batches.close)
+        self._executor.shutdown(wait=False)
+        self._meter.close()
+
+    def _read(self, consumed: int) -> Generator[tuple[list[Row], int]]:
+        loader = self._loader
+        smallest = loader.batch_size if loader.is_last_partial_dropped else 1
+        layout = Layout(
+            batch_size=loader.batch_size,
+            min_batch_size=smallest,
+            part=RankSlice(),
+            seed=loader.shuffle_seed,
+            shuffle_buffer=_SHUFFLE_BUFFER,
+        )
+        with self._reader.opened(self._dataset, self._meter) as (self._stored, rows):
+            source = StreamedBatches(rows, layout, ReplacementLog(0))
+            position, has_rows = source.located(consumed), True
+            while has_rows and not (loader.epoch_count and position.epoch >= loader.epoch_count):
+                has_rows = False
+                for batch, after in _checked(source.batches(position)):
+                    if loader.epoch_count and after.epoch >= loader.epoch_count:
+                        return
+                    has_rows, position = True, after
+                    self._meter.charge(-sum(size_bytes for _, size_bytes in batch), -len(batch))
+                    yield [row for row, _ in batch], after.epoch
+                position = source.next_epoch(position)
+
+
+def _checked(batches: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from batches
+    except DatasetError:
+        raise
+    except ValueError as error:
+        raise InvalidField('start.cursor.consumed_rows', str(error)) from error
+
+
+def _stream_of(dataset: Dataset) -> HubStream:
+    if dataset.stream is None:
+        raise ValueError(f'dataset {dataset.dataset_id} is not streamed')
+    return dataset.stream

@@ -1,0 +1,173 @@
+"""Streamed datasets of the data service: rows are read from a hub by each loader, and cursors stay exact."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fixtures.data_service import (
+    ENCODE,
+    PACK,
+    RunningData,
+    credits_for,
+    ids_of,
+    map_with,
+    new_request_id,
+    refusal_of,
+    rows,
+    serving_data,
+    set_template,
+    start,
+)
+from fixtures.fake_hub import FakeHub, running_hub
+from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+
+pytestmark = pytest.mark.timeout(400)  # each dataset and each iteration start a process, which imports libraries
+
+NAME = 'org/chats'
+TEXTS = ('a', 'two words', 'and three words', 'four', 'five and no more')
+MAP = map_with('SelfCognitionProcessor', model_name='m', model_author='us')
+
+
+def lines_of(*texts: str) -> bytes:
+    """Return rows that `MAP` converts to chats, as JSON lines."""
+    return b''.join(json.dumps({'query': 'who?', 'response': text}).encode() + b'\n' for text in texts)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A hub with a dataset; this process and the processes that it starts use the hub."""
+    with running_hub() as running:
+        running.files[NAME], running.is_private[NAME] = {'train.jsonl': lines_of(*TEXTS)}, False
+        settings = {'HF_ENDPOINT': running.url, 'HF_TOKEN': 'hf_right', 'HF_HOME': str(tmp_path / 'hf')}
+        for name, value in {**settings, 'TWINKLE_HUB_DIR': ''}.items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture
+async def service(tmp_path: Path, tiny_llama_dir: Path, hub: FakeHub) -> AsyncIterator[RunningData]:
+    """A data service that may read the folder of the tiny model."""
+    async with serving_data(tmp_path / 'state', base_models=(str(tiny_llama_dir),)) as running:
+        yield running
+
+
+def hub_source(dataset_id: str = f'hf://{NAME}', **fields: Any) -> dataset_pb2.DatasetSource:
+    return dataset_pb2.DatasetSource(hub=dataset_pb2.HubSource(dataset_id=dataset_id, **fields))
+
+
+async def create(service: RunningData, source: Any, *steps: Any, **fields: Any) -> dataset_pb2.Dataset:
+    """Create a streamed dataset and return it."""
+    fields = {'is_streamed': True, **fields}
+    request = dataset_service_pb2.CreateDatasetRequest(
+        request_id=new_request_id(), source=source, steps=steps, **fields
+    )
+    return (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
+
+
+async def test_every_cursor_of_a_stream_is_exact(service: RunningData, hub: FakeHub, tiny_llama_dir: Path) -> None:
+    """A stream gives the batches of an eager dataset, from every cursor, also after a commit that changes the rows."""
+    steps = [MAP, set_template(tiny_llama_dir), ENCODE]
+    eager = await service.create(rows(*({'query': 'who?', 'response': text} for text in TEXTS)), *steps)
+    dataset = await create(service, hub_source(), *steps)
+    assert (dataset.is_streamed, dataset.is_encoded, dataset.row_count) == (True, True, 0)
+    assert list(dataset.columns) == ['query', 'response']
+    loaders = [await service.open(item.dataset_id, 2, epoch_count=2) for item in (eager, dataset)]
+    assert loaders[1].batch_count == 0
+    whole = await service.read_all(loaders[0].loader_id)
+    items = [item async for item in service.stream(start(loaders[1].loader_id), credits_for(64))]
+    assert [ids_of(item) for item in items[:-1]] == whole
+    assert [item.epoch for item in items] == [0, 0, 0, 1, 1, 1, 1]
+    hub.commits += 1
+    hub.revisions.clear()
+    for index in (1, 4):
+        assert await service.read_all(loaders[1].loader_id, items[index].cursor) == whole[index + 1 :]
+    assert set(hub.revisions) == {'0' * 40}
+
+
+async def test_steps_may_change_the_number_of_rows(service: RunningData, tiny_llama_dir: Path) -> None:
+    """Slices, filters and packing apply to a stream while it is read, in the order of the shuffled epochs."""
+    template = set_template(tiny_llama_dir, max_length=64)
+    short = dataset_pb2.DatasetStep(
+        filter=dataset_pb2.FilterStep(filter='TextLengthFilter', init_args={'column': 'response', 'max_characters': 12})
+    )
+    dataset = await create(service, hub_source(begin_row=1), short, MAP, template, ENCODE)
+    loader = await service.open(dataset.dataset_id, 1, shuffle_seed=3, epoch_count=2)
+    batches = await service.read_all(loader.loader_id)
+    assert len(batches) == 4
+    assert sorted(batches[:2]) == sorted(batches[2:])
+    packed = await create(service, hub_source(), MAP, template, ENCODE, PACK)
+    whole = await service.read_all((await service.open(packed.dataset_id, 1)).loader_id)
+    assert 1 <= len(whole) < len(TEXTS)
+
+
+async def test_a_loader_continues_without_reading_the_hub_again(
+    service: RunningData, hub: FakeHub, tiny_llama_dir: Path
+) -> None:
+    """Calls that read one batch each, as for batches by handle, use one iteration over the files."""
+    dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
+    loader = await service.open(dataset.dataset_id, 1)
+    whole = await service.read_all(loader.loader_id)
+    before, cursor, found = len(hub.reads), None, []
+    for _ in whole:
+        [item] = [item async for item in service.stream(start(loader.loader_id, cursor), credits_for(1))]
+        cursor = item.cursor
+        found.append(ids_of(item))
+    assert found == whole
+    assert len(hub.reads) - before <= before
+
+
+async def test_bad_rows_and_wrong_requests_are_refused(
+    service: RunningData, hub: FakeHub, tiny_llama_dir: Path
+) -> None:
+    """An invalid row names its index; other sources, exports, unknown datasets and wrong cursors are refused."""
+    hub.files[NAME]['train.jsonl'] += b'{"query": 1, "response": null}\n'
+    dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
+    loader = await service.open(dataset.dataset_id, 2)
+    failed = await refusal_of(service.stream(start(loader.loader_id), credits_for(64)))
+    assert (failed.code, failed.field) == ('INVALID_ARGUMENT', 'rows[5].query')
+    middle = dataset_pb2.Cursor(consumed_rows=1)
+    assert (await refusal_of(service.stream(start(loader.loader_id, middle), credits_for(1)))).field == (
+        'start.cursor.consumed_rows'
+    )
+    unknown = await refusal_of(create(service, hub_source('hf://org/absent')))
+    assert (unknown.code, unknown.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
+    assert (await refusal_of(create(service, hub_source(split='dev')))).field == 'source.hub'
+    assert (await refusal_of(create(service, rows({'x': 1})))).field == 'is_streamed'
+    assert (await refusal_of(create(service, hub_source(), is_lazy=True))).field == 'is_lazy'
+    request = dataset_service_pb2.ExportDatasetRequest(
+        dataset_id=dataset.dataset_id, format=dataset_pb2.FILE_FORMAT_JSONL
+    )
+    assert (await refusal_of(service.datasets.ExportDataset(request, metadata=service.metadata))).field == 'dataset_id'
+
+
+async def test_rows_of_a_stream_are_shown(service: RunningData, tiny_llama_dir: Path) -> None:
+    """PeekRows returns rows of a stream after its steps, from an index on."""
+    dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
+    request = dataset_service_pb2.PeekRowsRequest(dataset_id=dataset.dataset_id, begin_row=3, row_count=9)
+    shown = (await service.datasets.PeekRows(request, metadata=service.metadata)).rows
+    assert [row.index for row in shown] == [3, 4]
+    assert all(row.feature.input_ids.shape for row in shown)
+
+
+async def test_files_that_need_too_much_memory_are_refused(tmp_path: Path) -> None:
+    """A small file with 6 GB of texts ends neither the service nor its machine, and the refusal names the limit."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 6000, pa.int32()), pa.array(['x' * (1 << 20)]))
+    pq.write_table(pa.table({'text': texts}), tmp_path / 'rows.parquet', store_schema=False, row_group_size=6000)
+    async with serving_data(tmp_path / 'state', local_roots=(tmp_path,)) as service:
+        refused = await refusal_of(create(service, hub_source(str(tmp_path / 'rows.parquet'))))
+        assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')
+        assert 'bytes of memory' in refused.message
+
+
+async def test_files_outside_of_a_repository_are_refused(service: RunningData, hub: FakeHub, tmp_path: Path) -> None:
+    """The README of a repository cannot make the service read files of its machine."""
+    secret = tmp_path / 'secret.jsonl'
+    secret.write_bytes(lines_of('secret'))
+    hub.files[NAME]['README.md'] = f'---\nconfigs:\n- config_name: default\n  data_files: {secret}\n---\n'.encode()
+    refused = await refusal_of(create(service, hub_source()))
+    assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')

@@ -1,0 +1,107 @@
+"""Streams of loaders are kept open between calls, within a limit."""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from twinkle_services.data.application.live_streams import LiveStreams
+from twinkle_services.data.domain import Cursor, Loader, Row
+from twinkle_services.data.domain.dataset import new_dataset
+from twinkle_services.kit.errors import InvalidField, QueueFull
+
+DATASET = new_dataset('ds-1', tenant_id='alice', create_time=datetime(2026, 1, 1, tzinfo=UTC))
+LOADER = Loader(
+    loader_id='ld-1', tenant_id='alice', dataset_id='ds-1', content_digest='d', row_count=0, batch_size=2,
+    shuffle_seed=None, epoch_count=1, is_last_partial_dropped=False, request_id='r', fingerprint='f', is_streamed=True,
+)  # fmt: skip
+
+
+@dataclass
+class Stream:
+    """A stream of two rows per batch."""
+
+    consumed: int
+    is_failed: bool = False
+    is_closed: bool = False
+
+    async def next(self) -> tuple[list[Row], int]:
+        """Return the next batch."""
+        self.consumed += 2
+        return [{}, {}], 0
+
+    def close(self) -> None:
+        """Record the call."""
+        self.is_closed = True
+
+
+@dataclass
+class Engine:
+    """Creates streams."""
+
+    streams: list[Stream] = field(default_factory=list[Stream])
+
+    def stream(self, _dataset: Any, _loader: Any, *, consumed: int) -> Stream:
+        """Return a stream that starts after some rows."""
+        self.streams.append(Stream(consumed))
+        return self.streams[-1]
+
+
+def live(limit: int) -> tuple[LiveStreams, Engine]:
+    """Return the streams of an engine."""
+    engine: Any = Engine()
+    return LiveStreams(engine, limit=limit), engine
+
+
+async def read(streams: LiveStreams, consumed: int, loader: Loader = LOADER) -> None:
+    """Read one batch after some rows in a call."""
+    async with streams.of(DATASET, loader, loader.cursor_at(consumed)) as stream:
+        await stream.next()
+
+
+async def test_a_call_continues_the_stream_of_the_previous_call() -> None:
+    """A call at the position of the previous one uses its stream; a call at another position closes it."""
+    streams, engine = live(2)
+    for consumed in (0, 2, 4):
+        await read(streams, consumed)
+    assert [stream.consumed for stream in engine.streams] == [6]
+    await read(streams, 2)
+    assert [stream.is_closed for stream in engine.streams] == [True, False]
+    streams.close('ld-1')
+    assert engine.streams[1].is_closed
+
+
+async def test_failed_streams_are_not_used_again() -> None:
+    """The next call after an error starts another stream at the same position."""
+    streams, engine = live(2)
+    async with streams.of(DATASET, LOADER, None) as stream:
+        engine.streams[0].is_failed = True
+        assert stream.consumed == 0
+    await read(streams, 0)
+    assert [stream.is_closed for stream in engine.streams] == [True, False]
+
+
+async def test_the_number_of_streams_is_limited() -> None:
+    """Unused streams are closed for new ones, oldest first; if all are in use, a call is refused with a retry time."""
+    streams, engine = live(2)
+    loaders = [replace(LOADER, loader_id=f'ld-{index}') for index in range(3)]
+    for loader in loaders:
+        await read(streams, 0, loader)
+    assert [stream.is_closed for stream in engine.streams] == [True, False, False]
+    async with streams.of(DATASET, loaders[1], loaders[1].cursor_at(2)), streams.of(DATASET, loaders[0], None):
+        with pytest.raises(QueueFull):
+            await read(streams, 0, loaders[2])
+        streams.close_all()
+    assert all(stream.is_closed for stream in engine.streams)
+
+
+async def test_cursors_of_other_content_are_refused() -> None:
+    """A cursor of a loader with other content is refused without a stream, and a bare position is accepted."""
+    streams, engine = live(1)
+    with pytest.raises(InvalidField):
+        async with streams.of(DATASET, LOADER, replace(LOADER, content_digest='e').cursor_at(2)):
+            pass
+    assert engine.streams == []
+    async with streams.of(DATASET, LOADER, Cursor(7, b'')) as stream:
+        assert stream.consumed == 7
