@@ -14,7 +14,7 @@ from twinkle_client.fleet import FleetAdministration
 from twinkle_client.rollouts import RunRollouts
 from twinkle_client.stack import StackOptions, StackState, start_stack, stop_stack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 MODEL = "MODEL = 'smollm2-135m-instruct'"
 
 
