@@ -165,9 +165,10 @@ def non_negative_float(text: str) -> float:
 def model_id(text: str) -> str:
     """Check the id or the folder of a model. The hub is asked for ids when the recipe loads the model."""
     try:
-        folder = local_path(text)
+        place = without_alias(text)
+        folder = local_path(place)
         if folder is None:
-            HubId.parse(without_alias(text))
+            HubId.parse(place)
     except HubError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if folder is not None and not (folder / 'config.json').is_file():
