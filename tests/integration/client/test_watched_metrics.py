@@ -180,4 +180,4 @@ async def test_command_refuses_json_of_a_followed_run(gateway: RunningGateway, m
     """The options --follow and --json exclude each other."""
     refused = await command_line(monkeypatch, gateway.address)('run', 'show', 'ad-1', '--follow', '--json')
     assert refused.exit_code == 2
-    assert 'use one of them' in refused.stderr
+    assert '--follow draws curves and --json prints all points once' in refused.stderr
