@@ -45,9 +45,6 @@ StateDirOption = Annotated[
 ]
 """Option of the commands that call a server."""
 
-_WORD = 9
-"""Minimum width of the other columns of a table of ids, in which states such as `completed` are not broken."""
-
 
 def table_of_ids(
     title: str, ids: Iterable[str], *others: str, more_ids: Mapping[str, Iterable[str]] | None = None
@@ -68,14 +65,16 @@ def table_of_ids(
         if name in contents:
             table.add_column(name, no_wrap=True, min_width=max(map(len, contents[name]), default=0))
         else:
-            table.add_column(name, overflow='fold', min_width=max(len(name), _WORD))
+            table.add_column(name, overflow='fold')
     return table
 
 
 def print_table(table: Table) -> None:
-    """Print a table. One whose ids and words need more space than the terminal has is wider than the terminal."""
-    borders = 3 * len(table.columns) + 1
-    needed = sum(column.min_width or 0 for column in table.columns) + borders
+    """Print a table in which no word is broken. If the words need more space, it is wider than the terminal."""
+    for column in table.columns:
+        words = ' '.join(map(str, (column.header, *column.cells))).split()
+        column.min_width = max(map(len, words), default=0)
+    needed = sum(column.min_width or 0 for column in table.columns) + 3 * len(table.columns) + 1
     if needed > console.width:
         table.width = needed
     console.print(table, crop=False)
