@@ -14,6 +14,7 @@ import pytest
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner
 
 from fixtures.span_folder import call_of, trace_id, write_spans
@@ -26,7 +27,7 @@ from twinkle_client import __version__
 from twinkle_client.cli import app
 from twinkle_client.cli.fleet import fleet_table
 from twinkle_client.cli.keys import state_word
-from twinkle_client.cli.session import print_table, table_of_ids
+from twinkle_client.cli.session import print_table
 from twinkle_client.cli.stack import differently_patched
 from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.cli.waterfall import waterfall
@@ -221,10 +222,10 @@ def test_fleet_fits_a_terminal() -> None:
 
 
 def test_ids_are_never_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table whose ids and addresses need more space than the terminal has is wider than the terminal."""
+    """A table whose words need more space than the terminal has is wider than the terminal."""
     paths = [f'twinkle://ad-1m80cb0cxbkp8c2h28xd1v/weights/step-{number:06}-checkpoint' for number in range(2)]
     exports = ['ex-1m80cb0cxbkp8c2h28xd1v', 'ex-1m80cb4gatnjvjr7zsh8q2']
-    table = table_of_ids('export', exports, 'checkpoint', 'target', 'result', more_ids={'checkpoint': paths})
+    table = Table('export', 'checkpoint', 'target', 'result')
     for export, path in zip(exports, paths, strict=True):
         table.add_row(export, path, 'hf://lab/model-with-a-long-name', 'https://hub.example/' + 'x' * 80)
     address = 'twinkle-sampler-0.twinkle-sampler.production.svc.cluster.local:7103'

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from twinkle.api.gateway.v1 import export_service_pb2
 from twinkle_client.checkpoints import CheckpointLibrary
@@ -20,7 +21,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
-    table_of_ids,
 )
 from twinkle_client.cli.times import local_text, parse_duration
 from twinkle_client.errors import Error
@@ -44,7 +44,7 @@ def list_checkpoints(
         print_json([message_json(item) for item in found])
         return
     columns = ('steps', 'size', 'resumable', 'public', 'labels', 'created', 'expires')
-    table = table_of_ids('path', [item.path for item in found], *columns)
+    table = Table('path', *columns)
     for item in found:
         size = f'{item.size_bytes / 2**20:.1f} MiB'
         words = ['yes' if fact else 'no' for fact in (item.is_optimizer_included, item.is_public)]
@@ -179,8 +179,7 @@ def exports(is_json: JsonOption = False, state_dir: StateDirOption = None) -> No
         print_json([message_json(item) for item in found])
         return
     columns = ('checkpoint', 'target', 'state', 'attempts', 'result')
-    paths = [item.checkpoint_path for item in found]
-    table = table_of_ids('export', [item.export_id for item in found], *columns, more_ids={'checkpoint': paths})
+    table = Table('export', *columns)
     for item in found:
         result = item.url or item.failure.message
         table.add_row(

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from twinkle.api.gateway.v1 import key_service_pb2
 from twinkle_client.administration import SCOPES, KeyAdministration
@@ -18,7 +19,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
-    table_of_ids,
 )
 from twinkle_client.cli.times import local_text, parse_duration
 
@@ -70,9 +70,7 @@ def names(
     if is_json:
         print_json([_key_json(item) for item in keys])
         return
-    ids, replaced = [item.key_id for item in keys], [item.replaces_key_id for item in keys]
-    columns = ('name', 'project', 'scopes', 'state', 'replaces')
-    table = table_of_ids('key', ids, *columns, more_ids={'replaces': replaced})
+    table = Table('key', 'name', 'project', 'scopes', 'state', 'replaces')
     for item in keys:
         scopes = ', '.join(_NAMES.get(scope, '?') for scope in item.scopes)
         table.add_row(item.key_id, item.display_name, item.project_id, scopes, state_word(item), item.replaces_key_id)

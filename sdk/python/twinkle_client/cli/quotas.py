@@ -16,7 +16,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
-    table_of_ids,
 )
 from twinkle_client.cli.times import parse_duration
 from twinkle_client.quotas import Quotas
@@ -94,7 +93,8 @@ def usage(
         return
     names = [row['run_id'] or '(base model)' for row in rows]
     columns = ('operations', 'trained', 'prompts', 'prompt tokens', 'sampled', 'stored', 'metric points')
-    table = table_of_ids('run', names, *columns)
+    table = Table('run', *columns)
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = 'right'
     for name, row in zip(names, rows, strict=True):

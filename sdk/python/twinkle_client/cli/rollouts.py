@@ -19,7 +19,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_rows,
     print_table,
-    table_of_ids,
 )
 from twinkle_client.rollouts import LoggedRollout, RolloutGroup, RolloutSummary, RunRollouts
 
@@ -56,9 +55,7 @@ def rollouts(
 
 def _groups_table(groups: Sequence[RolloutGroup]) -> Table:
     """Return a table with a row for each group; groups whose rewards are all equal are marked."""
-    columns = ('group', 'rollouts', 'mean', 'min', 'max', 'equal', 'prompt')
-    ids = [group.group_id for group in groups]
-    table = _with_text(table_of_ids('step', [str(group.step) for group in groups], *columns, more_ids={'group': ids}))
+    table = _with_text(Table('step', 'group', 'rollouts', 'mean', 'min', 'max', 'equal', 'prompt'))
     for group in groups:
         statistics = group.reward
         numbers = (statistics.mean, statistics.minimum, statistics.maximum)
@@ -70,9 +67,7 @@ def _groups_table(groups: Sequence[RolloutGroup]) -> Table:
 
 
 def _rollouts_table(groups: Sequence[RolloutGroup]) -> Table:
-    ids = [rollout.rollout_id for group in groups for rollout in group.rollouts]
-    columns = ('reward', 'advantage', 'tokens', 'versions', 'end', 'completion')
-    table = _with_text(table_of_ids('rollout', ids, *columns))
+    table = _with_text(Table('rollout', 'reward', 'advantage', 'tokens', 'versions', 'end', 'completion'))
     for group in groups:
         for rollout in group.rollouts:
             numbers = (_number(rollout.reward), _number(rollout.advantage), _number(rollout.completion_token_count))

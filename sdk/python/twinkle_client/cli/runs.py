@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from twinkle.api.gateway.v1.catalogue_service_pb2 import Run
 from twinkle.api.model.v1 import adapter_pb2
@@ -15,7 +16,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
-    table_of_ids,
 )
 from twinkle_client.cli.times import local_text
 from twinkle_client.client import TwinkleClient
@@ -41,7 +41,7 @@ def runs(
         print_json(rows)
         return
     columns = ('name', 'base model', 'rank', 'steps', 'version', 'state', 'created')
-    table = table_of_ids('run', [run.run_id for run in found], *columns)
+    table = Table('run', *columns)
     for run, row in zip(found, rows, strict=True):
         numbers = (str(row['lora_rank'] or ''), str(row['steps']), str(row['version']))
         name = run.user_metadata.get(NAME_LABEL, '')

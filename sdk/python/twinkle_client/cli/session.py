@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,33 +46,18 @@ StateDirOption = Annotated[
 """Option of the commands that call a server."""
 
 
-def table_of_ids(
-    title: str, ids: Iterable[str], *others: str, more_ids: Mapping[str, Iterable[str]] | None = None
-) -> Table:
-    """Return an empty table in which ids are never broken, because users copy them into other commands.
-
-    Print it with `print_table`.
-
-    Args:
-        title: Title of the first column.
-        ids: Contents of the first column.
-        others: Titles of the other columns.
-        more_ids: Contents of those among the other columns that have ids.
-    """
-    contents = {title: ids, **(more_ids or {})}
-    table = Table()
-    for name in (title, *others):
-        if name in contents:
-            table.add_column(name, no_wrap=True, min_width=max(map(len, contents[name]), default=0))
-        else:
-            table.add_column(name, overflow='fold')
-    return table
-
-
 def print_table(table: Table) -> None:
-    """Print a table in which no word is broken. If the words need more space, it is wider than the terminal."""
+    """Print a table in which no word is broken, because users copy ids into other commands.
+
+    If the words need more space than the terminal has, the table is wider. Columns with a `ratio` are shortened.
+    """
     for column in table.columns:
-        words = ' '.join(map(str, (column.header, *column.cells))).split()
+        if column.ratio is not None:
+            continue
+        cells = (column.header, *column.cells)
+        words = ' '.join(
+            console.render_str(cell).plain if isinstance(cell, str) else str(cell) for cell in cells
+        ).split()
         column.min_width = max(map(len, words), default=0)
     needed = sum(column.min_width or 0 for column in table.columns) + 3 * len(table.columns) + 1
     if needed > console.width:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from twinkle.api.server.v1 import server_service_pb2
 from twinkle_client.cli.autoscaling import Autoscaler
@@ -25,7 +26,6 @@ from twinkle_client.cli.session import (
     interrupt_on_termination,
     print_json,
     print_table,
-    table_of_ids,
 )
 from twinkle_client.client import TwinkleClient
 from twinkle_client.errors import Error
@@ -164,10 +164,7 @@ def _print_status(state: StackState, described: Mapping[str, server_service_pb2.
     own_columns = ['base model'] if state.more_models else []
     title = f'{", ".join(state.base_models)} at {state.address or "(not up)"}'
     columns = ('state', 'pid', 'memory', 'address', 'version', *own_columns)
-    addresses = [service.address for service in state.services]
-    names = [service.name for service in state.services]
-    table = table_of_ids('service', names, *columns, more_ids={'address': addresses})
-    table.title = title
+    table = Table('service', *columns, title=title)
     for column in table.columns[2:4]:
         column.justify = 'right'
     for service in state.services:

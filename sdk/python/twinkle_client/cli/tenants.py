@@ -14,7 +14,6 @@ from twinkle_client.cli.session import (
     open_client,
     print_json,
     print_rows,
-    table_of_ids,
 )
 from twinkle_client.cli.times import local_text
 
@@ -72,7 +71,7 @@ def projects(
 
 
 def _table(title: str, rows: list[tuple[str, str, Timestamp]]) -> Table:
-    table = table_of_ids(title, [row[0] for row in rows], 'name', 'created')
+    table = Table(title, 'name', 'created')
     for item_id, name, moment in rows:
         table.add_row(item_id, name, local_text(moment))
     return table

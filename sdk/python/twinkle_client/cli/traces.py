@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from twinkle.telemetry import SpanRecord, is_listed, read_spans, trace_events
 from twinkle_client.cli.session import (
@@ -16,7 +17,6 @@ from twinkle_client.cli.session import (
     fail,
     print_json,
     print_table,
-    table_of_ids,
 )
 from twinkle_client.cli.waterfall import short_name, waterfall
 from twinkle_client.stack import default_state_dir
@@ -86,7 +86,7 @@ def _list(traces: list[list[SpanRecord]], *, is_json: bool) -> None:
     if is_json:
         print_json(rows)
         return
-    table = table_of_ids('trace', [row['trace_id'] for row in rows], 'root', 'services', 'spans', 'milliseconds')
+    table = Table('trace', 'root', 'services', 'spans', 'milliseconds')
     for row in rows:
         services, count = ', '.join(row['services']), str(row['span_count'])
         table.add_row(row['trace_id'], row['root'], services, count, f'{row["milliseconds"]:.1f}')
