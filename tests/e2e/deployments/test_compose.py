@@ -128,8 +128,9 @@ def _check_observability(run: ComposeRun, survivor: str) -> None:
         assert run.host.wait_for('prometheus', '/-/ready', port=9090)
     assert [name for name, value in values.items() if value != '1'] == [f'{lost}:9100']
     assert len(values) == 7
-    members = _instant(run, 'twinkle_fleet_members{state="ready"}')
-    assert members[f'{survivor}:9100'] == '2'
+    # Both samplers are ready; the last scrape may have found one that had not answered yet.
+    while _instant(run, 'twinkle_fleet_members{state="ready"}').get(f'{survivor}:9100') != '2':
+        assert run.host.wait_for('prometheus', '/-/ready', port=9090)
     spans = run.host.volume('traces') / 'traces.json'
     assert set(spans.read_text().split()) >= SENDERS
 
