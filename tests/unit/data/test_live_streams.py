@@ -96,6 +96,15 @@ async def test_the_number_of_streams_is_limited() -> None:
     assert all(stream.is_closed for stream in engine.streams)
 
 
+async def test_a_stream_of_a_closed_loader_is_closed_after_its_call() -> None:
+    """A loader that is closed during a call leaves no open stream."""
+    streams, engine = live(2)
+    async with streams.of(DATASET, LOADER, None):
+        streams.close('ld-1')
+        assert not engine.streams[0].is_closed
+    assert engine.streams[0].is_closed
+
+
 async def test_cursors_of_other_content_are_refused() -> None:
     """A cursor of a loader with other content is refused without a stream, and a bare position is accepted."""
     streams, engine = live(1)
