@@ -128,6 +128,7 @@ def test_scaled_frequencies_of_llama_3_are_stored(tmp_path):
         ({'attention_bias': True}, 'biases'),
         ({'hidden_act': 'gelu'}, 'gelu'),
         ({'num_hidden_layers': 1}, 'model.layers.1'),
+        ({'rms_norm_eps': None}, 'lacks rms_norm_eps'),
     ],
 )
 def test_unsupported_model_is_refused_by_name(tmp_path, config, named):

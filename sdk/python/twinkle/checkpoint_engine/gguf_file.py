@@ -46,6 +46,15 @@ _ARCHITECTURES = {
     'Qwen2ForCausalLM': gguf.MODEL_ARCH.QWEN2,
     'Qwen3ForCausalLM': gguf.MODEL_ARCH.QWEN3,
 }
+_REQUIRED_FIELDS = (
+    'hidden_size',
+    'intermediate_size',
+    'max_position_embeddings',
+    'num_attention_heads',
+    'num_hidden_layers',
+    'rms_norm_eps',
+)
+"""Fields of `config.json` without which llama.cpp cannot run the model."""
 _EMBEDDING, _HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 _ROTARY = ('.q_proj.weight', '.k_proj.weight')
 """Weights whose rows llama.cpp expects in another order, for the architecture Llama."""
@@ -63,7 +72,7 @@ class _Tensor:
     path: Path
     """File with the tensor's values."""
     kind: gguf.GGMLQuantizationType
-    heads_rows: int
+    head_rows: int
     """Number of rows of a head if the rows must be reordered; otherwise 0."""
 
     @property
@@ -181,9 +190,7 @@ class GgufModel:
         writer.add_layer_norm_rms_eps(config['rms_norm_eps'])
         self._tokenizer.add_to(writer)
 
-    def _write_tensors(
-        self, writer: gguf.GGUFWriter, factors: Array | None, report: Callable[[int, int], None]
-    ) -> None:
+    def _write_tensors(self, writer: gguf.GGUFWriter, factors: Array | None, report: Progress) -> None:
         if writer.fout is None:
             raise OSError('the file is not open')
         (file,) = writer.fout
@@ -206,7 +213,7 @@ def _architecture(config: Mapping[str, Any]) -> gguf.MODEL_ARCH:
     """Return the architecture of a model.
 
     Raises:
-        InvalidModelFolder: the architecture, or one of its options, is not supported.
+        InvalidModelFolder: the architecture, or one of its options, is not supported, or a field is missing.
     """
     names = config.get('architectures') or ['none']
     if names[0] not in _ARCHITECTURES:
@@ -223,6 +230,9 @@ def _architecture(config: Mapping[str, Any]) -> gguf.MODEL_ARCH:
     found = next((name for name, is_set in unsupported.items() if is_set), None)
     if found is not None:
         raise InvalidModelFolder(CONFIG_FILE, f'has {found}, which is not supported in GGUF')
+    missing = [name for name in _REQUIRED_FIELDS if config.get(name) is None]
+    if missing:
+        raise InvalidModelFolder(CONFIG_FILE, f'lacks {", ".join(missing)}')
     return _ARCHITECTURES[names[0]]
 
 
@@ -254,7 +264,7 @@ def _blocks(tensor: _Tensor) -> Iterator[bytes]:
     entry = tensor.entry
     row_count = entry.shape[0]
     row_bytes = (entry.end - entry.begin) // row_count
-    unit = tensor.heads_rows or 1
+    unit = tensor.head_rows or 1
     rows_at_once = max(1, _BLOCK_BYTES // (4 * prod(entry.shape[1:]) * unit)) * unit
     with tensor.path.open('rb') as file:
         file.seek(entry.begin)
@@ -265,8 +275,8 @@ def _blocks(tensor: _Tensor) -> Iterator[bytes]:
 
 
 def _converted(rows: Array, tensor: _Tensor) -> bytes:
-    if tensor.heads_rows:
-        halves = rows.reshape(-1, 2, tensor.heads_rows // 2, rows.shape[1])
+    if tensor.head_rows:
+        halves = rows.reshape(-1, 2, tensor.head_rows // 2, rows.shape[1])
         rows = halves.swapaxes(1, 2).reshape(rows.shape)
     return gguf.quants.quantize(np.ascontiguousarray(rows), tensor.kind).tobytes()
 
