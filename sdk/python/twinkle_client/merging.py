@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -74,8 +74,7 @@ class MergedDownload:
             OSError: The disk has too little space, or failed.
             Error: The checkpoint does not exist, or the server cannot be reached.
         """
-        if self._dtype is not None and self._dtype not in OUTPUT_DTYPES:
-            raise ValueError(f'dtype must be one of {", ".join(OUTPUT_DTYPES)}, got {self._dtype!r}')
+        self._check_dtype(OUTPUT_DTYPES)
         with self._cancelling():
             await self._merged(await asyncio.to_thread(self._check, folder), folder, dtype=self._dtype)
 
@@ -89,6 +88,7 @@ class MergedDownload:
             Error: The checkpoint does not exist, or the server cannot be reached.
         """
         library, folder = _gguf_library(), file.parent / f'.{file.name}.merged'
+        self._check_dtype(library.GGUF_DTYPES)
         with self._cancelling():
             base = await asyncio.to_thread(self._check, folder, file=file)
             dtype = self._dtype if self._dtype in OUTPUT_DTYPES else None
@@ -115,6 +115,10 @@ class MergedDownload:
         report = self._stage('downloading the checkpoint')
         await ArchiveDownload(self._connection, self._checkpoint.path, adapter, report=report).run()
         await asyncio.to_thread(self._merge, base, adapter, folder, dtype=dtype)
+
+    def _check_dtype(self, known: Collection[str]) -> None:
+        if self._dtype is not None and self._dtype not in known:
+            raise ValueError(f'dtype must be one of {", ".join(known)}, got {self._dtype!r}')
 
     def _check(self, folder: Path, *, file: Path | None = None) -> Path:
         """Check everything that can be checked without the weights of the checkpoint; return the base model's folder.
