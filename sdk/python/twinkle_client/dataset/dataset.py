@@ -90,8 +90,10 @@ class Dataset:
             ValueError: No dataset was added, or the datasets are streamed.
             UsageError: Only some of the datasets are encoded or packed, their templates differ, or a dataset is lazy.
         """
-        if not self._parts or self.is_streamed:
-            raise ValueError('there is no dataset to mix; streamed datasets cannot be mixed, others need add_dataset()')
+        if self.is_streamed:
+            raise ValueError('streamed datasets cannot be mixed; use Dataset or LazyDataset')
+        if not self._parts:
+            raise ValueError('there is no dataset to mix; call add_dataset() first')
         # Only the mixture can be lazy, not its parts.
         ids = [(await self._created(part, is_lazy=False)).dataset_id for part in self._parts]
         mixture = dataset_pb2.MixtureSource(dataset_ids=ids, is_interleaved=interleave)
