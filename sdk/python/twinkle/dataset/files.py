@@ -15,7 +15,8 @@ from twinkle.dataset.hf import table_of
 Row = dict[str, Any]
 
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
-"""Names of the formats that `bounded_rows` reads, which are also the file suffixes. Others are read by `datasets`."""
+"""Names of the formats that the data service reads, which are also the file suffixes. In process, the library
+`datasets` reads these and further formats."""
 
 _NOT_JSON = (TypeError, ValueError, RecursionError)
 """Errors for values of other types, text that is not valid Unicode, cycles, and deeply nested values."""

@@ -26,7 +26,7 @@ _MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'c
 """Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
 _CSV_OPTIONS: Mapping[str, Any] = {'keep_default_na': False, 'na_values': ['']}
 """Texts such as 'NA' and 'null' stay texts; only an empty text becomes None."""
-_TYPE_ERRORS = ("Couldn't cast", 'as a scalar of type', 'changed from')
+_TYPE_ERROR_TEXTS = ("Couldn't cast", 'as a scalar of type', 'changed from')
 """Texts of the library's errors for a value whose type differs from the type of its column."""
 _TYPES_CURE = "; give the types of all columns: DatasetMeta(..., options={'features': datasets.Features(...)})"
 _SPLIT = 'train'
@@ -293,5 +293,5 @@ def _source_errors(name: str, error_class: type[DatasetError]) -> Generator[None
         found = cause if isinstance(cause, Exception) else error
         if isinstance(found, OSError) and found.errno is not None:
             raise found from error
-        cure = _TYPES_CURE if any(text in str(found) for text in _TYPE_ERRORS) else ''
+        cure = _TYPES_CURE if any(text in str(found) for text in _TYPE_ERROR_TEXTS) else ''
         raise error_class(f'{name} cannot be read: {found}{cure}') from error

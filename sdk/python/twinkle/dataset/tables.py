@@ -70,7 +70,7 @@ class TableRows(Sequence[Row]):
             DatasetError: a column has values of different types.
             Exception: the function raised it.
         """
-        function = _OfColumns(change, self._restore)
+        function = _BatchFunction(change, self._restore)
         try:
             with _type_errors():
                 table = self._formatted.map(
@@ -91,7 +91,7 @@ class TableRows(Sequence[Row]):
 
     def filtered(self, is_kept: Callable[[Row, int], bool], options: Mapping[str, Any]) -> 'TableRows':
         """Return the rows that a function of a row and its index accepts; `options` are those of `Dataset.filter`."""
-        kept = self._formatted.filter(_OfRow(is_kept, self._restore), with_indices=True, **options)
+        kept = self._formatted.filter(_RowFunction(is_kept, self._restore), with_indices=True, **options)
         return TableRows(kept.with_format(None), arrays=self.arrays)
 
     def texts(self, function: BatchChange, column: str, options: Mapping[str, Any]) -> list[str | None]:
@@ -141,7 +141,7 @@ class _Restore:
 
 
 @dataclass(frozen=True)
-class _OfColumns:
+class _BatchFunction:
     """Function for `datasets.Dataset.map`."""
 
     change: BatchChange
@@ -156,7 +156,7 @@ class _OfColumns:
 
 
 @dataclass(frozen=True)
-class _OfRow:
+class _RowFunction:
     """Function for `datasets.Dataset.filter`."""
 
     is_kept: Callable[[Row, int], bool]
