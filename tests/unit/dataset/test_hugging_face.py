@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from twinkle.dataloader import DataLoader
@@ -203,3 +204,15 @@ def test_iterators_are_refused_as_streams() -> None:
     """An iterator is refused as a stream, because its second iteration would be empty."""
     with pytest.raises(DatasetError, match='once'):
         IterableDataset(DatasetMeta(data=iter(CHATS)))
+
+
+def test_streams_do_not_open_paths_in_nested_media(tmp_path: Path) -> None:
+    """Paths of images inside lists and objects are returned as they are stored; the files are not opened."""
+    stored = {'path': str(tmp_path / 'absent.png'), 'bytes': None}
+    rows = [{'images': [stored], 'parts': {'image': stored}, 'image': stored}]
+    features = datasets.Features(
+        {'images': datasets.List(datasets.Image()), 'parts': {'image': datasets.Image()}, 'image': datasets.Image()}
+    )
+    table = pa.Table.from_pylist(rows, schema=features.arrow_schema)
+    pq.write_table(table, tmp_path / 'rows.parquet')
+    assert list(IterableDataset(DatasetMeta(str(tmp_path / 'rows.parquet')))) == rows

@@ -6,6 +6,7 @@ Objects of the library are recognized only if the program has already imported i
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from twinkle.component import MissingLibrary
@@ -69,12 +70,27 @@ def rows_of_stream(data: Any) -> Iterator[Row]:
 
 
 def as_stored(data: Any) -> Any:
-    """Return a `datasets.Dataset` or `IterableDataset` whose images, audio and similar values are not decoded."""
+    """Return a `datasets.Dataset` or `IterableDataset` whose images, audio and similar values are not decoded.
+
+    Values inside lists and objects of a `datasets.Dataset` are decoded on access, because changing their type copies
+    the table.
+    """
     features: Mapping[str, Any] = data.features or {}
     for name, feature in features.items():
-        if getattr(feature, 'decode', False) and type(feature).__name__ != 'Json':
-            data = data.cast_column(name, type(feature)(decode=False))
+        stored = _undecoded(feature) if is_stream(data) or hasattr(feature, 'decode') else feature
+        if stored != feature:
+            data = data.cast_column(name, stored)
     return data
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return the feature of the values as they are stored. Decoding would open the paths and addresses in them."""
+    if isinstance(feature, dict):
+        return {name: _undecoded(item) for name, item in cast('dict[str, Any]', feature).items()}
+    if hasattr(feature, 'feature'):
+        return replace(feature, feature=_undecoded(feature.feature))
+    is_decoded = getattr(feature, 'decode', False) and type(feature).__name__ != 'Json'
+    return type(feature)(decode=False) if is_decoded else feature
 
 
 def table_of(rows: Iterable[Row], *, is_mixed_allowed: bool = False) -> Any:
