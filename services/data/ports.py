@@ -68,6 +68,9 @@ class RowEngine(Protocol):
     async def find_stream(self, source: HubSource) -> HubStream:
         """Return the current revision of a hub dataset and its columns, without storing rows.
 
+        Cancellation: takes effect when the process that reads the hub has ended, also for `stream_rows`, so that
+        cancelled calls of a tenant do not leave processes behind.
+
         Raises:
             HubIdNotFound: See `read_hub`.
             InvalidField: The dataset has no such subset or split, cannot be read, or cannot be streamed.

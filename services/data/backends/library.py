@@ -42,7 +42,7 @@ from twinkle_services.data.domain import (
 from twinkle_services.data.ports import RowReader
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.telemetry import spans
-from twinkle_services.kit.worker import Threads
+from twinkle_services.kit.worker import Threads, completed
 
 _REPORTED_ROWS = 20
 """Maximum number of rows that a check names in its warnings."""
@@ -79,7 +79,7 @@ class LibraryEngine:
 
     async def find_stream(self, source: HubSource) -> HubStream:
         with source_errors('source.hub', hub_id=source.dataset_id):
-            revision, columns = await asyncio.to_thread(self._find, source)
+            revision, columns = await completed(asyncio.to_thread(self._find, source))
         return HubStream(hub=source, revision=revision, columns=columns)
 
     def stream(self, dataset: Dataset, loader: Loader, *, consumed: int) -> LibraryStream:
@@ -88,7 +88,8 @@ class LibraryEngine:
 
     async def stream_rows(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[Row | InvalidField]:
         with self._decoded.meter(dataset.tenant_id) as meter:
-            return await asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
+            reading = asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
+            return await completed(reading)
 
     async def read_file(self, path: str, file_format: str, meter: RowMeter) -> Table:
         with source_errors('source.upload'):

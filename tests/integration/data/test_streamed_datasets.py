@@ -1,5 +1,6 @@
 """Streamed datasets of the data service: rows are read from a hub by each loader, and cursors stay exact."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,6 +26,9 @@ from fixtures.data_service import (
 )
 from fixtures.fake_hub import FakeHub, running_hub
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+from twinkle_services.data.backends.library import LibraryEngine
+from twinkle_services.data.domain import DecodedBytes, DecodedLimits, HubSource
+from twinkle_services.kit.worker import Threads
 
 pytestmark = pytest.mark.timeout(400)  # each dataset and each iteration start a process, which imports libraries
 
@@ -171,3 +175,21 @@ async def test_files_outside_of_a_repository_are_refused(service: RunningData, h
     hub.files[NAME]['README.md'] = f'---\nconfigs:\n- config_name: default\n  data_files: {secret}\n---\n'.encode()
     refused = await refusal_of(create(service, hub_source()))
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')
+
+
+async def test_cancelled_calls_wait_for_their_process(hub: FakeHub) -> None:
+    """A cancelled call keeps its tenant's turn until its process has ended, so that processes do not accumulate."""
+    limits = DecodedLimits(rows=10, dataset_bytes=1 << 30, tenant_bytes=1 << 30, total_bytes=1 << 30)
+    engine = LibraryEngine(
+        Threads('unused', count=1), base_models=(), local_roots=(), template_cache=1, download_limit_bytes=1,
+        decoded=DecodedBytes(limits),
+    )  # fmt: skip
+    hub.delay_seconds = 300.0
+    finding = asyncio.create_task(engine.find_stream(HubSource(dataset_id=f'hf://{NAME}')))
+    await asyncio.to_thread(hub.asked.wait)
+    finding.cancel()
+    await asyncio.wait([finding], timeout=0.1)
+    assert not finding.done()
+    hub.stopped.set()
+    with pytest.raises(asyncio.CancelledError):
+        await finding
