@@ -92,7 +92,7 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
         download_limit_bytes=config.stored_bytes,
         decoded=DecodedBytes(limits.decoded),
     )
-    streams = LiveStreams(engine, limit=config.stream_limit)
+    streams = LiveStreams(engine, limit=config.stream_limit, tenant_limit=max(1, config.stream_limit // 2))
     datasets = DatasetServicer(
         Datasets(store, loaders, uploads, engine, clock=SystemClock(), limits=limits),
         Uploads(uploads, limit_bytes=config.upload_limit_bytes),

@@ -1,29 +1,45 @@
 """Streams of batches that continue where the previous call of a loader ended."""
 
-from collections import Counter
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from twinkle_services.data.domain import Cursor, Dataset, Loader
 from twinkle_services.data.ports import BatchStream, RowEngine
 from twinkle_services.kit.errors import QueueFull
 
+IDLE_SECONDS = 600.0
+"""Time for which a stream that no call uses is kept, in seconds."""
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """A stream that no call uses."""
+
+    tenant_id: str
+    stream: BatchStream
+    timer: asyncio.TimerHandle
+    """Closes the stream."""
+
 
 class LiveStreams:
     """Keeps the stream of each loader open between calls, because a new stream is read from its beginning.
 
-    The number of open streams is limited. For a new stream, the oldest one that no call uses is closed.
+    The number of open streams is limited, in total and for each tenant. Streams that no call uses are closed after some
+    time, and when others need their place, the oldest one at first.
     """
 
-    def __init__(self, engine: RowEngine, *, limit: int) -> None:
-        """Allow at most `limit` open streams."""
-        self._engine, self._limit = engine, limit
-        self._idle: dict[str, BatchStream] = {}
+    def __init__(self, engine: RowEngine, *, limit: int, tenant_limit: int, idle_seconds: float = IDLE_SECONDS) -> None:
+        """Allow at most `limit` open streams, and `tenant_limit` for each tenant."""
+        self._engine, self._limit, self._tenant_limit = engine, limit, tenant_limit
+        self._idle_seconds = idle_seconds
+        self._idle: dict[str, _Idle] = {}
         """Streams that no call uses, by loader."""
-        self._used = Counter[str]()
-        """Numbers of streams that calls use, by loader."""
+        self._used: list[Loader] = []
+        """Loaders of the streams that calls use, once for each stream."""
         self._closed: set[str] = set()
-        """Loaders that were closed while calls use their streams."""
+        """Loaders that were closed while calls used their streams."""
 
     @asynccontextmanager
     async def of(self, dataset: Dataset, loader: Loader, cursor: Cursor | None) -> AsyncIterator[BatchStream]:
@@ -31,27 +47,28 @@ class LiveStreams:
 
         Raises:
             InvalidField: See `Loader.rows_before`.
-            QueueFull: Too many streams are in use.
+            QueueFull: Too many streams are in use, in total or by the tenant.
         """
         consumed = 0 if cursor is None else loader.rows_before(cursor)
-        stream = self._idle.pop(loader.loader_id, None)
+        stream = self._taken(loader.loader_id)
         if stream is not None and stream.consumed != consumed:
             stream.close()
             stream = None
         if stream is None:
-            self._close_oldest()
+            self._make_room(loader.tenant_id)
             stream = self._engine.stream(dataset, loader, consumed=consumed)
-        self._used[loader.loader_id] += 1
+        self._used.append(loader)
         try:
             yield stream
         finally:
-            self._release(loader.loader_id, stream)
+            self._used.remove(loader)
+            self._keep(loader, stream)
 
     def close(self, loader_id: str) -> None:
-        """Close the stream of a loader; one that a call uses is closed at the end of the call."""
-        if self._used[loader_id]:
+        """Close the stream of a loader, or once its call ends if a call uses it."""
+        if any(loader.loader_id == loader_id for loader in self._used):
             self._closed.add(loader_id)
-        stream = self._idle.pop(loader_id, None)
+        stream = self._taken(loader_id)
         if stream is not None:
             stream.close()
 
@@ -61,24 +78,33 @@ class LiveStreams:
         for loader_id in list(self._idle):
             self.close(loader_id)
 
-    def _close_oldest(self) -> None:
-        """Close unused streams until another one can be opened.
+    def _make_room(self, tenant_id: str) -> None:
+        own_count = sum(loader.tenant_id == tenant_id for loader in self._used)
+        if own_count >= self._tenant_limit:
+            raise QueueFull(own_count, self._tenant_limit)
+        own = [loader_id for loader_id, idle in self._idle.items() if idle.tenant_id == tenant_id]
+        for loader_id in own[: max(0, own_count + len(own) - self._tenant_limit + 1)]:
+            self.close(loader_id)
+        while self._idle and len(self._used) + len(self._idle) >= self._limit:
+            self.close(next(iter(self._idle)))
+        if len(self._used) >= self._limit:
+            raise QueueFull(len(self._used), self._limit)
 
-        Raises:
-            QueueFull: Calls use as many streams as are allowed.
-        """
-        used_count = self._used.total()
-        while self._idle and used_count + len(self._idle) >= self._limit:
-            self._idle.pop(next(iter(self._idle))).close()
-        if used_count >= self._limit:
-            raise QueueFull(used_count, self._limit)
+    def _taken(self, loader_id: str) -> BatchStream | None:
+        """Return the stream of a loader that no call uses, and forget it."""
+        idle = self._idle.pop(loader_id, None)
+        if idle is None:
+            return None
+        idle.timer.cancel()
+        return idle.stream
 
-    def _release(self, loader_id: str, stream: BatchStream) -> None:
-        self._used[loader_id] -= 1
-        if stream.is_failed or loader_id in self._idle or loader_id in self._closed or not self._limit:
-            stream.close()
-        else:
-            self._idle[loader_id] = stream
-        if not self._used[loader_id]:
-            del self._used[loader_id]
+    def _keep(self, loader: Loader, stream: BatchStream) -> None:
+        loader_id = loader.loader_id
+        is_closed = loader_id in self._closed
+        if all(used.loader_id != loader_id for used in self._used):
             self._closed.discard(loader_id)
+        if is_closed or stream.is_failed or loader_id in self._idle or not self._limit:
+            stream.close()
+            return
+        timer = asyncio.get_running_loop().call_later(self._idle_seconds, self.close, loader_id)
+        self._idle[loader_id] = _Idle(loader.tenant_id, stream, timer)

@@ -1,11 +1,13 @@
 """Streams of loaders are kept open between calls, within a limit."""
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from fixtures.fake_samplers import until
 from twinkle_services.data.application.live_streams import LiveStreams
 from twinkle_services.data.domain import Cursor, Loader, Row
 from twinkle_services.data.domain.dataset import new_dataset
@@ -48,10 +50,10 @@ class Engine:
         return self.streams[-1]
 
 
-def live(limit: int) -> tuple[LiveStreams, Engine]:
-    """Return the streams of an engine."""
+def live(limit: int, *, idle_seconds: float = 60.0) -> tuple[LiveStreams, Engine]:
+    """Return the streams of an engine. Two streams of each tenant may be open."""
     engine: Any = Engine()
-    return LiveStreams(engine, limit=limit), engine
+    return LiveStreams(engine, limit=limit, tenant_limit=2, idle_seconds=idle_seconds), engine
 
 
 async def read(streams: LiveStreams, consumed: int, loader: Loader = LOADER) -> None:
@@ -114,3 +116,39 @@ async def test_cursors_of_other_content_are_refused() -> None:
     assert engine.streams == []
     async with streams.of(DATASET, LOADER, Cursor(7, b'')) as stream:
         assert stream.consumed == 7
+
+
+async def test_a_tenant_has_a_share_of_the_streams() -> None:
+    """A tenant that uses its share is refused, closes only its own streams for others, and cannot refuse others."""
+    streams, engine = live(4)
+    own = [replace(LOADER, loader_id=f'ld-{index}') for index in range(3)]
+    others = [replace(LOADER, loader_id=f'ld-{name}', tenant_id=name) for name in ('bob', 'carol')]
+    for loader in (*others, *own):
+        await read(streams, 0, loader)
+    assert [stream.is_closed for stream in engine.streams] == [False, False, True, False, False]
+    async with AsyncExitStack() as calls:
+        for loader in own[:2]:
+            await calls.enter_async_context(streams.of(DATASET, loader, None))
+        with pytest.raises(QueueFull):
+            await read(streams, 0, own[2])
+        await read(streams, 2, others[0])
+
+
+async def test_streams_of_closed_loaders_are_not_kept() -> None:
+    """A stream whose loader is closed during a call is closed at the end of the call."""
+    streams, engine = live(2)
+    async with streams.of(DATASET, LOADER, None):
+        streams.close('ld-1')
+        assert not engine.streams[0].is_closed
+    assert engine.streams[0].is_closed
+    await read(streams, 0)
+    assert not engine.streams[1].is_closed
+
+
+async def test_streams_without_calls_are_closed_after_some_time() -> None:
+    """A stream that no call uses is closed, and a later call starts another one."""
+    streams, engine = live(2, idle_seconds=0.01)
+    await read(streams, 0)
+    await until(lambda: engine.streams[0].is_closed)
+    await read(streams, 2)
+    assert [stream.consumed for stream in engine.streams] == [2, 4]

@@ -79,7 +79,7 @@ async def _opened(store: Store, kept: DiskLoaders) -> tuple[Loaders, Loader, Dat
     unused: Any = None
     empty = new_dataset('ds-1', tenant_id='alice', create_time=datetime(2026, 1, 1, tzinfo=UTC))
     dataset = await _saved(store, empty, _table(5))
-    loaders = Loaders(store, kept, unused, LiveStreams(unused, limit=1), limit=10)
+    loaders = Loaders(store, kept, unused, LiveStreams(unused, limit=1, tenant_limit=1), limit=10)
     return loaders, await loaders.open(ALICE, OPEN), dataset
 
 
