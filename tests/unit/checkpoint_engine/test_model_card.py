@@ -19,6 +19,7 @@ from twinkle.checkpoint_engine import (
     weights_file,
     weights_header,
 )
+from twinkle.checkpoint_engine.model_card import adapter_card
 from twinkle.data_format import LoraConfig, TensorData
 from twinkle.hub import CARD_FILE, is_generated
 
@@ -110,3 +111,10 @@ def test_program_of_the_card_loads_the_adapter(tmp_path: Path, monkeypatch: pyte
     loaded = runpy.run_path('program.py')
     assert loaded['model'].active_peft_config.r == 4
     assert loaded['tokenizer']('a').input_ids
+
+
+def test_values_cannot_leave_their_cell() -> None:
+    """Names that a tenant chose stay inside one cell of the table."""
+    config = LoraConfig(r=4, target_modules='a`|\n\n# Title\r\n<b>')
+    card = adapter_card(config, title='best', base_model='org/tiny', facts={}).decode()
+    assert '| target modules | `a/ # Title <b>` |\n' in card

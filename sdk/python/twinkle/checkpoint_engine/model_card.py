@@ -63,5 +63,5 @@ def _targets(config: LoraConfig) -> str:
 
 
 def _cell(value: str) -> str:
-    """Return a value as code in a cell of a table."""
-    return f'`{value.replace("`", "").replace("|", "/")}`'
+    """Return a value as code in a cell of a table; the value cannot end the cell."""
+    return f'`{" ".join(value.split()).replace("`", "").replace("|", "/")}`'
