@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from openai import OpenAI
@@ -15,6 +18,7 @@ from fixtures.letter_environments import LetterProgram, RunningPrograms, post
 from fixtures.scripted_sampler import ScriptedSampler
 from fixtures.tiny_model import build_tiny_tokenizer
 from twinkle.rollout import EndReason, InvalidTurnRequest, MultiTurnRollout, ProgramFailed
+from twinkle.rollout.chat_endpoint import ChatEndpoint
 from twinkle.rollout.program_chat import Outcome
 from twinkle.rollout.program_env import ProgramHost
 from twinkle.template import Template
@@ -137,6 +141,7 @@ def test_streamed_turns_equal_complete_turns(template: Template) -> None:
         ({'messages': [{'role': 'robot', 'content': ''}]}, 'messages[0].role'),
         ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]}, 'messages[0].content[0]'),
         ({'messages': CHAT['messages'], 'tools': [{'type': 'custom'}]}, 'tools[0]'),
+        (bytes((64 << 20) + 1), 'length of at most'),
     ],
 )
 def test_invalid_requests_are_raised_and_answered(body: Any, field: str) -> None:
@@ -149,6 +154,23 @@ def test_invalid_requests_are_raised_and_answered(body: Any, field: str) -> None
         env.close()
     assert field in str(caught.value)
     assert answers[0]['error']['message'] == str(caught.value)
+
+
+def test_bodies_of_unknown_chats_are_not_kept() -> None:
+    """A body for an unknown chat is skipped, and a malformed length is answered."""
+    endpoint = ChatEndpoint()
+    unknown = endpoint.base_url.replace('/v1', '/unknown/v1')
+    tracemalloc.start()
+    try:
+        answer = post(unknown, b' ' * (32 << 20))
+        # The text of the request is in memory, but no copy of it.
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+        with pytest.raises(HTTPError, match='404'):
+            urlopen(Request(f'{unknown}/chat/completions', b'{}', {'Content-Length': 'two'}))
+    finally:
+        tracemalloc.stop()
+        endpoint.close()
+    assert 'is not an open chat' in answer['error']['message']
 
 
 def test_a_program_asks_for_one_turn_at_a_time() -> None:

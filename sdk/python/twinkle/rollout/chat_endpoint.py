@@ -12,6 +12,7 @@ from twinkle.rollout.program_chat import ProgramChat, Turn, turn_request
 _ROUTE = '/v1/chat/completions'
 _SESSION_HEADER = 'X-Session-ID'
 """Header with which verifiers names the chat of a request. Other programs use an address per chat."""
+_MAX_BODY_BYTES, _PIECE_BYTES = 64 << 20, 64 << 10
 _REFUSED = {
     'message': 'the chat has no turn left: this is its maximum context length',
     'type': 'invalid_request_error',
@@ -83,11 +84,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a request for a turn."""
-        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        chat = self._chat()
+        chat, length = self._chat(), self.headers.get('Content-Length', '0')
+        # Any user of the machine can connect, so only the bodies of open chats are kept, within a limit.
         if chat is None:
-            self._send(404, {'error': {'message': f'{self.path} is not an open chat', 'type': 'not_found_error'}})
+            self._refuse(404, f'{self.path} is not an open chat', 'not_found_error')
             return
+        if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
+            problem = f'the body must have a length of at most {_MAX_BODY_BYTES} bytes, got {length}'
+            chat.finish(InvalidTurnRequest(problem))
+            self._refuse(413, problem, 'invalid_request_error')
+            return
+        body = self.rfile.read(int(length))
         try:
             fields = _fields(body)
             turn = chat.ask(turn_request(fields))
@@ -110,6 +117,15 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
         name = self.headers.get(_SESSION_HEADER) if self.path == _ROUTE else self.path.removesuffix(_ROUTE)[1:]
         return self.server.chats.get(name or '') if self.path.endswith(_ROUTE) else None
+
+    def _refuse(self, status: int, problem: str, kind: str) -> None:
+        """Skip the body and answer with an error; an answer before the end of the body could be lost."""
+        length = self.headers.get('Content-Length', '0')
+        self.close_connection = not length.isdecimal()
+        remaining = 0 if self.close_connection else int(length)
+        while piece := self.rfile.read(min(remaining, _PIECE_BYTES)):
+            remaining -= len(piece)
+        self._send(status, {'error': {'message': problem, 'type': kind}})
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         self._send_bytes(status, json.dumps(body).encode(), 'application/json')
