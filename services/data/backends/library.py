@@ -46,6 +46,8 @@ from twinkle_services.kit.worker import Threads, completed
 
 _REPORTED_ROWS = 20
 """Maximum number of rows that a check names in its warnings."""
+MAX_INSPECTIONS = 4
+"""Maximum number of processes for calls that create or peek streamed datasets; other calls wait."""
 
 
 class LibraryEngine:
@@ -73,13 +75,15 @@ class LibraryEngine:
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
         self._decoded = decoded
         self._streams = StreamReader(self._template, self._is_readable_path, decoded.limits.tenant_bytes)
+        self._inspections = asyncio.Semaphore(MAX_INSPECTIONS)
 
     async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         return await self._threads.run(self._read_hub, source, meter)
 
     async def find_stream(self, source: HubSource) -> HubStream:
-        with source_errors('source.hub', hub_id=source.dataset_id):
-            revision, columns = await completed(asyncio.to_thread(self._find, source))
+        async with self._inspections:
+            with source_errors('source.hub', hub_id=source.dataset_id):
+                revision, columns = await completed(asyncio.to_thread(self._find, source))
         return HubStream(hub=source, revision=revision, columns=columns)
 
     def stream(self, dataset: Dataset, loader: Loader, *, consumed: int) -> LibraryStream:
@@ -87,9 +91,10 @@ class LibraryEngine:
         return LibraryStream(self._streams, dataset, loader, meter, consumed=consumed)
 
     async def stream_rows(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[Row | InvalidField]:
-        with self._decoded.meter(dataset.tenant_id) as meter:
-            reading = asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
-            return await completed(reading)
+        async with self._inspections:
+            with self._decoded.meter(dataset.tenant_id) as meter:
+                reading = asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
+                return await completed(reading)
 
     async def read_file(self, path: str, file_format: str, meter: RowMeter) -> Table:
         with source_errors('source.upload'):

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +27,7 @@ from fixtures.data_service import (
 )
 from fixtures.fake_hub import FakeHub, running_hub
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
-from twinkle_services.data.backends.library import LibraryEngine
+from twinkle_services.data.backends.library import MAX_INSPECTIONS, LibraryEngine
 from twinkle_services.data.domain import DecodedBytes, DecodedLimits, HubSource
 from twinkle_services.kit.worker import Threads
 
@@ -177,13 +178,18 @@ async def test_files_outside_of_a_repository_are_refused(service: RunningData, h
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')
 
 
-async def test_cancelled_calls_wait_for_their_process(hub: FakeHub) -> None:
-    """A cancelled call keeps its tenant's turn until its process has ended, so that processes do not accumulate."""
+def engine_of_hubs() -> LibraryEngine:
+    """Return an engine that reads only streamed datasets of hubs."""
     limits = DecodedLimits(rows=10, dataset_bytes=1 << 30, tenant_bytes=1 << 30, total_bytes=1 << 30)
-    engine = LibraryEngine(
+    return LibraryEngine(
         Threads('unused', count=1), base_models=(), local_roots=(), template_cache=1, download_limit_bytes=1,
         decoded=DecodedBytes(limits),
     )  # fmt: skip
+
+
+async def test_cancelled_calls_wait_for_their_process(hub: FakeHub) -> None:
+    """A cancelled call keeps its tenant's turn until its process has ended, so that processes do not accumulate."""
+    engine = engine_of_hubs()
     hub.delay_seconds = 300.0
     finding = asyncio.create_task(engine.find_stream(HubSource(dataset_id=f'hf://{NAME}')))
     await asyncio.to_thread(hub.asked.wait)
@@ -193,3 +199,18 @@ async def test_cancelled_calls_wait_for_their_process(hub: FakeHub) -> None:
     hub.stopped.set()
     with pytest.raises(asyncio.CancelledError):
         await finding
+
+
+async def test_processes_of_calls_are_limited(hub: FakeHub) -> None:
+    """Calls that create streamed datasets have a limited number of processes; further calls wait and succeed."""
+    engine = engine_of_hubs()
+    hub.delay_seconds = 300.0
+    finding = [
+        asyncio.create_task(engine.find_stream(HubSource(dataset_id=f'hf://{NAME}')))
+        for _ in range(MAX_INSPECTIONS + 2)
+    ]
+    await asyncio.to_thread(hub.asked.wait)
+    readers = [child for child in psutil.Process().children() if any('hub_process' in word for word in child.cmdline())]
+    assert len(readers) == MAX_INSPECTIONS
+    hub.stopped.set()
+    assert {found.columns for found in await asyncio.gather(*finding)} == {('query', 'response')}
