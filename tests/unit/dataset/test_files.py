@@ -1,11 +1,21 @@
 """Files and folders of rows are read in the layouts that are common on model hubs."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from twinkle.dataset import Dataset, DatasetError, DatasetMeta, UnreadableFile, load_rows, read_rows, write_rows
+from twinkle.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetMeta,
+    UnreadableFile,
+    find_files,
+    load_rows,
+    read_rows,
+    write_rows,
+)
 
 ROWS = [{'a': 1, 'b': 'é, "x"\ny'}, {'a': 2, 'b': 'z'}]
 
@@ -146,3 +156,18 @@ def test_readme_configs_define_subsets_and_splits(tmp_path: Path) -> None:
         load_rows(DatasetMeta(str(tmp_path), subset_name='absent'))
     with pytest.raises(DatasetError, match='test, train'):
         load_rows(DatasetMeta(str(tmp_path), split='validation'))
+
+
+def test_readme_cannot_name_links_of_other_folders(tmp_path: Path) -> None:
+    """A README cannot select the links to another dataset in the same cache."""
+    for name in ('own', 'other'):
+        (tmp_path / name).mkdir()
+        (tmp_path / f'{name}.blob').write_text(json.dumps({'x': name}))
+        (tmp_path / name / 'train.jsonl').symlink_to(tmp_path / f'{name}.blob')
+    readme = tmp_path / 'own' / 'README.md'
+    found: list[Path] = []
+    for pattern in ('*.jsonl', '../other/*.jsonl'):
+        readme.write_text(f'---\nconfigs:\n- config_name: default\n  data_files: "{pattern}"\n---\n')
+        with suppress(DatasetError):
+            found += find_files(DatasetMeta(str(tmp_path / 'own')))
+    assert found == [tmp_path / 'own' / 'train.jsonl']

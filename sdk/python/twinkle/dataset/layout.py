@@ -153,7 +153,12 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
     if split not in patterns:
         raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {", ".join(sorted(patterns))}')
     files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
-    inside = [path for path in files if path.resolve().is_relative_to(folder.resolve()) or path.is_symlink()]
+    # The files of a cache are links. A link elsewhere may belong to another dataset, so the path must be inside, too.
+    inside = [
+        path for path in files
+        if '..' not in path.relative_to(folder).parts
+        and (path.resolve().is_relative_to(folder.resolve()) or path.is_symlink())
+    ]  # fmt: skip
     if not inside:
         raise NoDataFiles(f'{folder.name} has no data files that match {", ".join(patterns[split])}')
     return inside
