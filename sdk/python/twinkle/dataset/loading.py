@@ -165,7 +165,8 @@ def _refuse_outside(builder: Any, path: str) -> None:
             Path(os.path.normpath(file)).is_relative_to(folder) if folder else file.startswith(f'hf://datasets/{path}@')
         )
         if not inside or '..' in Path(file).parts:
-            raise DatasetError(f'{path} names the file {Path(file).name}, which is outside of it')
+            # The name of the file could reveal the content of a folder of a service.
+            raise DatasetError(f'{Path(path).name} has a README that names a file outside of it')
 
 
 @contextmanager
