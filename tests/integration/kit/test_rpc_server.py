@@ -257,7 +257,9 @@ async def test_stream_that_ends_early_logs_no_error(end: str, caplog: pytest.Log
             await asyncio.wait_for(servicer.was_cancelled.wait(), 5)
     assert [entry['status'] for entry in entries if entry['event'] == 'call'] == ['CANCELLED']
     assert [entry for entry in entries if entry['log_level'] == 'error' or 'exc_info' in entry] == []
-    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    # If clients of other tests use more event loops, gRPC logs that its poller found no event.
+    failed = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert [message for message in failed if 'PollerCompletionQueue' not in message] == []
 
 
 @asynccontextmanager
