@@ -139,7 +139,8 @@ class _Text:
 
 def parsed_bytes(text: str) -> int:
     """Return an upper bound on the memory of a JSON text together with its values, in bytes."""
-    width_bytes = 1 if text.isascii() else max((sys.getsizeof(text) - 72) // len(text), 1)
+    # A string object has 56 to 76 bytes beside its characters, depending on the version of Python.
+    width_bytes = 1 if text.isascii() else max(round((sys.getsizeof(text) - 64) / len(text)), 1)
     if '\\u' in text:  # one escaped character may widen all characters of a text, which is copied while it is parsed
         width_bytes = 16
     values_bytes = sum(size_bytes * text.count(mark) for mark, size_bytes in _PARSED_BYTES.items())
