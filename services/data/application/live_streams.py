@@ -27,7 +27,7 @@ class LiveStreams:
     """Keeps the stream of each loader open between calls, because a new stream is read from its beginning.
 
     The number of open streams is limited, in total and for each tenant. Streams that no call uses are closed after some
-    time, and when others need their place, the oldest one at first.
+    time, or when another stream needs their place, the oldest first.
     """
 
     def __init__(self, engine: RowEngine, *, limit: int, tenant_limit: int, idle_seconds: float = IDLE_SECONDS) -> None:

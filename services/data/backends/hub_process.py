@@ -76,7 +76,7 @@ def _json_of(name: str, value: Any) -> str:
     try:
         return json.dumps(value, default=_as_json)
     except (TypeError, ValueError, RecursionError) as error:
-        problem = f'column {name!r} has a value that rows cannot have: {error}; store plain numbers, texts and lists'
+        problem = f'column {name!r} has a value that rows cannot have: {error}; store plain numbers, strings and lists'
         raise DatasetError(problem) from error
 
 

@@ -129,6 +129,7 @@ def test_scaled_frequencies_of_llama_3_are_stored(tmp_path):
         ({'hidden_act': 'gelu'}, 'gelu'),
         ({'num_hidden_layers': 1}, 'model.layers.1'),
         ({'rms_norm_eps': None}, 'lacks rms_norm_eps'),
+        ({'rope_parameters': {'rope_type': 'llama3', 'factor': 8.0}}, 'lacks high_freq_factor'),
     ],
 )
 def test_unsupported_model_is_refused_by_name(tmp_path, config, named):

@@ -141,6 +141,7 @@ def test_streamed_turns_equal_complete_turns(template: Template) -> None:
         ({'messages': [{'role': 'robot', 'content': ''}]}, 'messages[0].role'),
         ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]}, 'messages[0].content[0]'),
         ({'messages': CHAT['messages'], 'tools': [{'type': 'custom'}]}, 'tools[0]'),
+        ({'messages': CHAT['messages'], 'tools': 5}, 'tools must be a list'),
         (bytes((64 << 20) + 1), 'length of at most'),
     ],
 )

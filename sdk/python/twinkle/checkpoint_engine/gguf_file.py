@@ -8,7 +8,7 @@ sliding windows, and tokenizers that `gguf_tokenizer` does not know.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import pi, prod
 from pathlib import Path
@@ -22,11 +22,10 @@ from twinkle.checkpoint_engine.errors import InvalidModelFolder
 from twinkle.checkpoint_engine.float_bytes import FLOAT_DTYPES, to_float32
 from twinkle.checkpoint_engine.gguf_tokenizer import GgufTokenizer
 from twinkle.checkpoint_engine.hf_folder import CONFIG_FILE, ModelFolder
+from twinkle.checkpoint_engine.merge import Progress
 from twinkle.checkpoint_engine.safetensors_file import FileEntry
 
 Array = npt.NDArray[np.float32]
-Progress = Callable[[int, int], None]
-"""Function that is called with the numbers of written and of all bytes."""
 
 GGUF_DTYPES: Mapping[str, gguf.GGMLQuantizationType] = {
     'float32': gguf.GGMLQuantizationType.F32,
@@ -61,6 +60,7 @@ _ROTARY = ('.q_proj.weight', '.k_proj.weight')
 _BLOCK_BYTES = 16 << 20
 """Maximum size of a block of rows in float32."""
 _ROPE_FACTORS = 'rope_freqs.weight'
+_ROPE_FIELDS = ('factor', 'high_freq_factor', 'low_freq_factor', 'original_max_position_embeddings')
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class GgufModel:
             raise ValueError(f'dtype must be one of {", ".join(GGUF_DTYPES)}, got {self._dtype!r}')
         self._name = name or Path(folder).name
         self._tokenizer = GgufTokenizer(Path(folder), token_count=embedding.shape[0])
+        self._factors = _rope_factors(self._config)
         self._tensors = self._plan()
 
     @property
@@ -130,7 +131,7 @@ class GgufModel:
         writer = gguf.GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[self._architecture])
         try:
             self._add_fields(writer)
-            factors = _rope_factors(self._config)
+            factors = self._factors
             if factors is not None:
                 writer.add_tensor_info(_ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
             for item in self._tensors:
@@ -252,6 +253,9 @@ def _rope_factors(config: Mapping[str, Any]) -> Array | None:
     options, head_dim = _rope(config), _head_dim(config)
     if options['rope_type'] != 'llama3':
         return None
+    missing = [name for name in _ROPE_FIELDS if name not in options]
+    if missing:
+        raise InvalidModelFolder(CONFIG_FILE, f'has a rope of type llama3 that lacks {", ".join(missing)}')
     low, high = options['low_freq_factor'], options['high_freq_factor']
     lengths = 2 * pi * options['rope_theta'] ** (np.arange(0, head_dim, 2) / head_dim)
     turns = options['original_max_position_embeddings'] / lengths

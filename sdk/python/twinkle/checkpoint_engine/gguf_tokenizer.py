@@ -48,7 +48,7 @@ class GgufTokenizer:
             raise InvalidModelFolder(_FILE, 'is missing') from None
         except InvalidModelFolder:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise InvalidModelFolder(_FILE, 'is malformed') from None
         self._special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=token_count)
 

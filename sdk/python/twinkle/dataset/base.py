@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from twinkle.dataset.errors import DatasetError, NotReady
-from twinkle.dataset.files import Row, write_rows
+from twinkle.dataset.files import write_rows
 from twinkle.dataset.hints import ExecutionOptions, check_options
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import log_report
 from twinkle.dataset.recording import RowRecorder
+from twinkle.dataset.row_bounds import Row
 from twinkle.infra import get_logger, remote_class
 from twinkle.preprocessor import (
     DataFilter,
@@ -74,8 +75,7 @@ class BaseDataset(ABC, Generic[RowsT]):
         """Join the added datasets into one.
 
         Args:
-            interleave: True takes rows in turn from each dataset and skips exhausted datasets; False
-                concatenates the datasets. Default: True.
+            interleave: whether to take rows in turn from all datasets with rows left, not concatenated. Default: True.
 
         Raises:
             NotReady: no dataset was added, or rows are being recorded.

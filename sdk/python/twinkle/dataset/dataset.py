@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from twinkle.dataset.base import BaseDataset
-from twinkle.dataset.files import Row
 from twinkle.dataset.hf import table_of
 from twinkle.dataset.hints import ExecutionOptions, library_options, log_effectless
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.mixing import mixed_order
-from twinkle.dataset.row_bounds import RowBounds, counted, size_in_memory
+from twinkle.dataset.row_bounds import Row, RowBounds, counted, size_in_memory
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_batch, is_kept, map_rows, problems_of, read_rows
 from twinkle.dataset.sources import load_rows
 from twinkle.dataset.table_steps import ARRAY_COLUMNS, KeepRow, MapBatch, encoded_table, problems_in

@@ -12,8 +12,6 @@ import numpy as np
 from twinkle.dataset.errors import UnreadableFile
 from twinkle.dataset.hf import table_of
 
-Row = dict[str, Any]
-
 FORMATS = ('jsonl', 'json', 'parquet', 'csv', 'arrow')
 """Names of the formats that the data service reads, which are also the file suffixes. In process, the library
 `datasets` reads these and further formats."""

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from twinkle.component import MissingLibrary
 from twinkle.dataset.errors import DatasetError, UnreadableFile
-
-Row = dict[str, Any]
+from twinkle.dataset.row_bounds import Row
 
 
 def library() -> Any:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from twinkle.dataset.base import BaseDataset
-from twinkle.dataset.files import Row, plain
+from twinkle.dataset.files import plain
 from twinkle.dataset.hf import library
 from twinkle.dataset.hints import ExecutionOptions, check_options, log_effectless
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.passes import begin_pass, depends_on_earlier_rows, log_report
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
 from twinkle.dataset.sources import open_source, refuse_backwards, refuse_iterator, stream_rows
 from twinkle.dataset.streams import BATCH_ROWS, BatchChange, Item, RefusedRow, Stream, chained, changed, interleaved

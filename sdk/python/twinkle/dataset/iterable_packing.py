@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from twinkle.dataset.errors import NotReady
-from twinkle.dataset.files import Row
 from twinkle.dataset.hints import ExecutionOptions
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.streams import Stream, repeated
 from twinkle.dataset.window_packing import packed
 from twinkle.infra import get_logger, remote_class

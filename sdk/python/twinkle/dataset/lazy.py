@@ -6,10 +6,10 @@ from typing import Any, overload
 
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import DatasetError, InvalidExample
-from twinkle.dataset.files import Row
 from twinkle.dataset.hints import ExecutionOptions, check_options, log_effectless
 from twinkle.dataset.mixing import RowReference, mixed_order
 from twinkle.dataset.passes import depends_on_earlier_rows
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction

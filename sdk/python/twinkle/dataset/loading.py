@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from twinkle.dataset.errors import DatasetError, UnreadableFile
-from twinkle.dataset.files import Row
 from twinkle.dataset.hf import as_stored, library, rows_of_stream
 from twinkle.dataset.layout import DEFAULT_SUBSET
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.tables import TableRows, joined
 from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
 
 _MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'csv', '.arrow': 'arrow'}
 """Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
 _CSV_OPTIONS: Mapping[str, Any] = {'keep_default_na': False, 'na_values': ['']}
-"""Texts such as 'NA' and 'null' stay texts; only an empty text becomes None."""
+"""Strings such as 'NA' and 'null' are kept; only an empty string becomes None."""
 _TYPE_ERROR_TEXTS = ("Couldn't cast", 'as a scalar of type', 'changed from')
 """Texts of the library's errors for a value whose type differs from the type of its column."""
 _TYPES_CURE = "; give the types of all columns: DatasetMeta(..., options={'features': datasets.Features(...)})"
@@ -181,7 +181,7 @@ def _no_counts() -> Generator[None]:
 
 
 def _json_features(builder: Any, split: str) -> Any:
-    """Return the features of JSON files in which objects are stored as JSON, and times as texts.
+    """Return the features of JSON files in which objects are stored as JSON, and times as strings.
 
     The library infers features from the first 10 MB of the first file, and refuses other columns afterwards. The names
     of columns are therefore read from all JSON lines of this machine.

@@ -9,10 +9,10 @@ from twinkle.data_format import IGNORE_INDEX, STREAMS
 from twinkle.dataset.bin_packing import pack_best_fit
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.errors import InvalidExample, NotReady
-from twinkle.dataset.files import Row
 from twinkle.dataset.hf import library
 from twinkle.dataset.hints import library_options
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.table_steps import ARRAY_COLUMNS
 from twinkle.dataset.tables import TableRows
 from twinkle.infra import remote_class

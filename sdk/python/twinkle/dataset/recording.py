@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 from twinkle.dataset.errors import NotReady
-from twinkle.dataset.files import Row, json_line, refuse_unwritable, write_rows
+from twinkle.dataset.files import json_line, refuse_unwritable, write_rows
+from twinkle.dataset.row_bounds import Row
 
 
 class RowRecorder:

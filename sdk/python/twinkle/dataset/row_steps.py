@@ -7,7 +7,7 @@ import numpy as np
 
 from twinkle.data_format import IGNORE_INDEX
 from twinkle.dataset.errors import DatasetError, InvalidExample
-from twinkle.dataset.files import Row
+from twinkle.dataset.row_bounds import Row
 from twinkle.preprocessor import FilterFunction, FormatReader, InvalidRow, MapFunction, Preprocessor
 from twinkle.template import EncodedChat, ExampleTooLong, InvalidTrajectory, Template, TemplateError
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from twinkle.dataset.errors import DatasetError
-from twinkle.dataset.files import Row, format_of
+from twinkle.dataset.files import format_of
 from twinkle.dataset.hf import as_stored, is_stream, is_table, rows_of_stream, selected_columns, split_of
 from twinkle.dataset.layout import NoDataFiles, files_of, has_configs
 from twinkle.dataset.loading import Source, source_of_files, source_of_folder, source_of_hub
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.tables import TableRows
 from twinkle.hub import HubId, find_dataset, local_path, resolve_dataset
 from twinkle.infra import get_logger

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from twinkle.dataset.files import Row
+from twinkle.dataset.row_bounds import Row
 
 ROW_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, OSError)
 """Exceptions caused by data. Any other exception is a programming error and ends the stream."""

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from twinkle.data_format import InputFeature
-from twinkle.dataset.files import Row
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.row_steps import EncodeTally, encode_batch, is_kept, map_rows, problems_of
 from twinkle.dataset.tables import TableRows
 from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction

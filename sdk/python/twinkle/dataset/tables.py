@@ -14,8 +14,8 @@ from typing import Any, overload
 import numpy as np
 
 from twinkle.dataset.errors import DatasetError, UnreadableFile
-from twinkle.dataset.files import Row
 from twinkle.dataset.hf import library
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.streams import BatchChange
 from twinkle.preprocessor import Preprocessor
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from twinkle.dataset.bin_packing import pack_best_fit
-from twinkle.dataset.files import Row
 from twinkle.dataset.packing import join_features, refuse_unpackable
+from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.streams import ROW_ERRORS, Item, RefusedRow, Stream
 
 _FULL = 0.98

@@ -132,10 +132,12 @@ def turn_request(given: Mapping[str, Any]) -> TurnRequest:
     if not isinstance(messages, list) or not messages:
         raise InvalidTurnRequest('messages must be a list with at least one message')
     listed = cast('list[Any]', messages)
-    tools = cast('list[Any]', given.get('tools') or [])
+    tools: Any = given.get('tools') or []
+    if not isinstance(tools, list):
+        raise InvalidTurnRequest(f'tools must be a list, got {tools!r:.80}')
     return TurnRequest(
         messages=[_message(message, f'messages[{index}]') for index, message in enumerate(listed)],
-        tools=[_tool(tool, f'tools[{index}]') for index, tool in enumerate(tools)],
+        tools=[_tool(tool, f'tools[{index}]') for index, tool in enumerate(cast('list[Any]', tools))],
     )
 
 
