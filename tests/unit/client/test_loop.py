@@ -1,6 +1,7 @@
 """The shared loop thread: clients share one thread, and stopping one client leaves the others running."""
 
 import asyncio
+import signal
 import threading
 from concurrent.futures import CancelledError
 from contextvars import ContextVar
@@ -135,3 +136,28 @@ def test_only_the_running_client_is_current() -> None:
 
     assert first.run(current()) == (True, False)
     assert not first.is_current
+
+
+def test_an_interrupt_that_another_thread_receives_ends_a_blocking_call() -> None:
+    """Ctrl-C cancels a blocking call even if the operating system delivers the signal to another thread."""
+    client, started, finished = LoopThread(), threading.Event(), threading.Event()
+
+    async def interrupt_and_wait() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await _wait_forever(started, finished)
+
+    with pytest.raises(KeyboardInterrupt):
+        client.run(interrupt_and_wait())
+    assert started.is_set()
+    assert finished.wait(10)
+    client.stop()
+
+
+def test_a_timeout_of_the_coroutine_is_raised() -> None:
+    """A TimeoutError that a coroutine raises ends the call."""
+
+    async def fail() -> None:
+        raise TimeoutError('of the coroutine')
+
+    with pytest.raises(TimeoutError, match='of the coroutine'):
+        LoopThread().run(fail())
