@@ -30,6 +30,9 @@ _CREATE = f"""CREATE TABLE IF NOT EXISTS {_SEALS} (
     name TEXT NOT NULL, key TEXT NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (name, key)
 ) WITHOUT ROWID"""
 _COUNTER = f"INSERT OR IGNORE INTO {_SEALS} VALUES ('', 'transactions', 0)"  # noqa: S608 - constants
+_MISTYPED = """SELECT quote(name) FROM sqlite_master WHERE typeof(type) || typeof(name) || typeof(tbl_name) <>
+    'texttexttext' OR typeof(sql) NOT IN ('text', 'null')"""
+"""Definitions with bytes instead of strings, which SQLite accepts, but which comparisons with strings do not find."""
 COUNT_COMMIT = f"UPDATE {_SEALS} SET seal = seal + 1 WHERE name = '' RETURNING seal"  # noqa: S608 - constants
 """Statement that counts a transaction; run it once in each transaction, and write its result to the mark."""
 SWITCH = 'accept_data_loss: true'
@@ -181,7 +184,8 @@ def damaged_rows(connection: DatabaseConnection) -> list[DamagedRow]:
         )
         keys = [bytes.fromhex(key).decode(errors='replace') for (key,) in _run(connection, statement)]
         found += [DamagedRow(table, key) for key in keys]
-    return found
+    mistyped = [DamagedRow(_SCHEMA, key) for (key,) in _run(connection, _MISTYPED)]
+    return found + [row for row in mistyped if row not in found]
 
 
 def check(
@@ -265,14 +269,15 @@ def _run(connection: DatabaseConnection, statement: str) -> list[tuple[Any, ...]
 
 
 def _is_sealed(connection: DatabaseConnection) -> bool:
-    return bool(_run(connection, f"SELECT 1 FROM sqlite_master WHERE name = '{_SEALS}'"))  # noqa: S608 - constant
+    # A damaged name may consist of bytes.
+    return bool(_run(connection, f"SELECT 1 FROM sqlite_master WHERE CAST(name AS TEXT) = '{_SEALS}'"))  # noqa: S608
 
 
 def _tables(connection: DatabaseConnection) -> list[str]:
     rows = _run(
         connection, "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     )
-    return [name for (name,) in rows if name != _SEALS]
+    return [name for (name,) in rows if isinstance(name, str) and name != _SEALS]
 
 
 def _rows_of(table: str) -> str:

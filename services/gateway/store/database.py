@@ -115,7 +115,9 @@ class Database:
         try:
             with sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
                 async with database.write() as connection:
-                    await connection.run_sync(_migrate, mark=database._mark, is_loss_accepted=is_loss_accepted)
+                    # Statements that fail because of a damaged definition must not count as an unreachable database.
+                    with sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
+                        await connection.run_sync(_migrate, mark=database._mark, is_loss_accepted=is_loss_accepted)
         except BaseException:
             await database.close()
             raise

@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,41 @@ async def test_damage_to_any_file_of_a_gateway_is_reported_or_has_no_effect(tmp_
                 continue
             assert found[:3] == undamaged[:3], case
             assert all(part in (whole, 'lost') for part, whole in zip(found[3:], undamaged[3:], strict=True)), case
+
+
+async def _with_definition(folder: Path, change: str, table: str) -> list[object]:
+    """Change the definition of a table of a filled database, and return the content before the change."""
+    opened = await _open(folder)
+    await opened.fill()
+    content = await opened.content()
+    await opened.close()
+    with closing(sqlite3.connect(folder / 'gateway.db')) as connection:
+        connection.execute('PRAGMA writable_schema=ON')
+        statement = f"UPDATE sqlite_schema SET {change} WHERE type = 'table' AND name = '{table}'"
+        assert connection.execute(statement).rowcount == 1
+        connection.commit()
+    return content
+
+
+@pytest.mark.parametrize('is_loss_accepted', [False, True])
+@pytest.mark.parametrize('change', ["name = 'rvns'", "tbl_name = 'rvns'", "sql = ''", 'rootpage = rootpage + 1'])
+async def test_unusable_definition_names_the_file(tmp_path: Path, change: str, *, is_loss_accepted: bool) -> None:
+    """A database with an unusable definition of a table is refused by name, even if the loss of rows is accepted."""
+    await _with_definition(tmp_path, change, 'runs')
+    with pytest.raises(DatabaseDamaged, match=r'gateway\.db is damaged'):
+        await _open(tmp_path, is_loss_accepted=is_loss_accepted)
+
+
+@pytest.mark.parametrize('table', ['runs', 'futures', 'row_seals'])
+@pytest.mark.parametrize('column', ['type', 'name', 'tbl_name', 'sql'])
+async def test_definition_of_bytes_is_reported_until_accepted(tmp_path: Path, column: str, table: str) -> None:
+    """A changed type of a value in a definition, which SQLite accepts, is reported. All content remains readable."""
+    content = await _with_definition(tmp_path, f'{column} = CAST({column} AS BLOB)', table)
+    with pytest.raises(DatabaseDamaged, match=r'gateway\.db is damaged: .*sqlite_schema'):
+        await _open(tmp_path)
+    opened = await _open(tmp_path, is_loss_accepted=True)
+    assert await opened.content() == content
+    await opened.close()
 
 
 @pytest.mark.parametrize(
