@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,8 @@ from twinkle_services.gateway.openai.routes import open_openai
 from twinkle_services.gateway.quotas.open import open_quotas, quota_jobs
 from twinkle_services.gateway.quotas.quotas import Quotas
 from twinkle_services.gateway.quotas.sql import SqlEndedUsage
-from twinkle_services.gateway.rollouts.open import open_rollouts
-from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts
+from twinkle_services.gateway.rollouts.rollouts import Rollouts
+from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutStore
 from twinkle_services.gateway.sampling.grpc import GrpcWeightFacts
 from twinkle_services.gateway.sampling.open import open_sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
@@ -193,7 +193,8 @@ async def _records(
         quota_of=lambda tenant_id: quotas.table.of(tenant_id).metric_points,
     )
     async with opened as metrics:
-        with open_rollouts(database, runs, clock=clock, max_bytes=max_bytes) as rollouts:
+        with closing(SqlRolloutStore(database)) as store:
+            rollouts = Rollouts(store, runs, clock=clock, max_bytes=max_bytes)
             endpoints = record_endpoints(metrics.metrics, metrics.watches, rollouts)
             yield RunRecords(endpoints, metrics.jobs, metrics.watches.close)
 

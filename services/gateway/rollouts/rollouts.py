@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from twinkle_services.gateway.errors import RolloutNotFound
-from twinkle_services.gateway.rollouts.ports import RolloutStore
 from twinkle_services.gateway.rollouts.rules import (
     GroupKey,
     Groups,
@@ -14,6 +13,7 @@ from twinkle_services.gateway.rollouts.rules import (
     StoredRollout,
     parse_rollout_id,
 )
+from twinkle_services.gateway.rollouts.sql import SqlRolloutStore
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 
@@ -23,7 +23,7 @@ class Rollouts:
 
     def __init__(
         self,
-        store: RolloutStore,
+        store: SqlRolloutStore,
         runs: Runs,
         *,
         clock: Clock,

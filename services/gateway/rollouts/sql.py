@@ -78,7 +78,7 @@ class RolloutGroupRow(Base):
 
 
 class SqlRolloutStore(SqlStore):
-    """Implements `RolloutStore`. `close` stops its threads."""
+    """Stores the rollouts of runs by step, group and index. `close` stops its threads."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -88,6 +88,26 @@ class SqlRolloutStore(SqlStore):
         self._reading = Threads('rollouts-reading', count=1)
 
     async def save(self, run: EntryKey, step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
+        """Store rollouts; a rollout with the step, group and index of a stored one replaces it.
+
+        If the run would have more than `max_bytes` stored bytes, groups are removed in the order of their last change;
+        groups of the same call are removed in the order of their ids.
+
+        Args:
+            run: tenant and run.
+            step: step of all groups.
+            groups: new rollouts.
+            moment: time of storage.
+            max_bytes: limit of stored bytes: the compressed bytes and a constant for each group.
+
+        Returns:
+            The number of removed groups.
+
+        Raises:
+            RolloutsTooLarge: the changed groups have more than `max_bytes`, or more than `MAX_CHANGED_BYTES` before
+                compression; nothing is stored.
+            RunDataDamaged: a stored group that would change is damaged; nothing is stored.
+        """
         changed = await self._packing.run(pack_all, groups)
         async with self._writers, self._database.write() as connection:
             counts = await locked_counts(connection, RolloutRunRow, run, _COUNTS, moment=moment)
@@ -111,6 +131,13 @@ class SqlRolloutStore(SqlStore):
     async def list_page(
         self, run: EntryKey, wanted: RolloutFilter, *, size: int, after: GroupKey | None
     ) -> RolloutPage:
+        """Return at most `size` groups that follow `after`, or the first groups; fewer if the groups are large.
+
+        Groups are ordered by step as `wanted` requests, and by id within a step.
+
+        Raises:
+            RunDataDamaged: the summaries of one of the groups are damaged.
+        """
         row = RolloutGroupRow
         conditions = [is_of_run(row, run), *_conditions(wanted)]
         if after is not None:
@@ -127,6 +154,11 @@ class SqlRolloutStore(SqlStore):
             return await self._reading.run(_page_of, found, size=size, removed_group_count=removed_count or 0)
 
     async def get(self, run: EntryKey, group: GroupKey, index: int) -> StoredRollout | None:
+        """Return a rollout, or None if it does not exist.
+
+        Raises:
+            RunDataDamaged: the group is damaged.
+        """
         row = RolloutGroupRow
         is_group = is_of_run(row, run) & (row.step == group[0]) & (row.group_id == group[1])
         query = select(row.summaries, row.content, row.update_time).where(is_group)
