@@ -37,7 +37,7 @@ from twinkle_services.gateway.quotas.sql import SqlEndedUsage
 from twinkle_services.gateway.rollouts.rollouts import Rollouts
 from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutStore
 from twinkle_services.gateway.sampling.grpc import GrpcWeightFacts
-from twinkle_services.gateway.sampling.open import open_sampling
+from twinkle_services.gateway.sampling.sampling import open_sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.sessions.open import open_sessions, session_job
 from twinkle_services.gateway.store.database import Database

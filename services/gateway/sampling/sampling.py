@@ -7,10 +7,15 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.errors import NoReplica, SamplingNotFound
+from twinkle_services.gateway.fleet.grpc import ReplicaChannels
+from twinkle_services.gateway.fleet.members import Membership
 from twinkle_services.gateway.fleet.rules import Replica, ReplicaLoad, ReplicaState, ResidentAdapter
 from twinkle_services.gateway.fleet.sampler_choice import RouteKey
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.quotas.enforcement import SamplingGate
+from twinkle_services.gateway.quotas.quotas import Quotas
 from twinkle_services.gateway.quotas.rules import Work
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sampling.batch import BatchCompletion, BatchDivision, BatchScoring, Scores
@@ -298,3 +303,20 @@ def _responses_among(results: Sequence[bytes | BaseException]) -> list[bytes]:
 
 def _for_base(request: RoutedRequest, base_model: str) -> RoutedRequest:
     return replace(request, key=replace(request.key, base_model=base_model))
+
+
+def open_sampling(
+    config: GatewayConfig, membership: Membership, channels: ReplicaChannels, *, lookups: GrpcLookups, quotas: Quotas
+) -> Sampling:
+    """Return the sampling operations; their quota gate also admits the futures of sampling requests."""
+    options = config.fleet
+    dispatch = Dispatch(
+        membership,
+        replica_wait=options.replica_wait,
+        begin_wait=options.begin_wait,
+        waiting_per_tenant=options.waiting_per_tenant,
+        weight_of=quotas.table.weight_of,
+    )
+    gate = SamplingGate(quotas.table, quotas.rates, patience=config.quotas.patience)
+    samplers = SamplerClient(channels, lookups, internal_token=config.internal_token)
+    return Sampling(dispatch, samplers, gate=gate, meter=quotas.meter)
