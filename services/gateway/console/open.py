@@ -12,7 +12,6 @@ from pathlib import Path
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.console.calls import WebCalls
-from twinkle_services.gateway.console.downloads import CheckpointDownloads
 from twinkle_services.gateway.console.files import AppFiles
 from twinkle_services.gateway.console.routes import ConsoleErrors, ConsoleRoutes
 from twinkle_services.gateway.console.sessions import BrowserSessions, LoginLinks
@@ -63,8 +62,7 @@ def open_console(
     sessions = BrowserSessions(verifier, PepperedSealer(pepper_of(config)), clock=clock)
     calls = WebCalls(channel, server.methods, sessions, body_bytes=config.http_body_bytes, errors=ConsoleErrors())
     files = AppFiles(config.console_files or STATIC)
-    downloads = CheckpointDownloads(checkpoints, sessions)
-    return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls=calls, downloads=downloads).routes()
+    return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls=calls, checkpoints=checkpoints).routes()
 
 
 def _private_folder() -> Path:

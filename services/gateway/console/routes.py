@@ -1,6 +1,7 @@
 """Routes of the console: the app's files, login and logout, one-time links, gRPC-Web, and downloads."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -8,15 +9,19 @@ from typing import Annotated, Any
 import structlog
 from pydantic import Field
 
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+from twinkle_services.gateway.catalogue.paths import NATIVE_SCHEME
 from twinkle_services.gateway.console.calls import WebCalls
-from twinkle_services.gateway.console.downloads import CheckpointDownloads
 from twinkle_services.gateway.console.files import INDEX, AppFiles
 from twinkle_services.gateway.console.rules import MAX_SECRET_LENGTH, check_origin, set_cookie, uses_tls
 from twinkle_services.gateway.console.sessions import BrowserSession, BrowserSessions, LoginLinks
+from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.fleet.model_routes import shown_text
+from twinkle_services.gateway.http.archives import ByteRange, FileResponse
 from twinkle_services.gateway.http.body import Pace, read_bytes, read_json
 from twinkle_services.gateway.http.call import JSON_TYPE, STATUSES, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.http.validation import JsonModel, read_model
+from twinkle_services.kit.authority import require_scope
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.auth import bearer_token
@@ -84,13 +89,13 @@ class ConsoleRoutes:
         links: LoginLinks,
         *,
         calls: WebCalls,
-        downloads: CheckpointDownloads,
+        checkpoints: GrpcCheckpoints,
     ) -> None:
         self._files = files
         self._sessions = sessions
         self._links = links
         self._calls = calls
-        self._downloads = downloads
+        self._checkpoints = checkpoints
 
     def routes(self) -> list[Route]:
         errors = ConsoleErrors()
@@ -117,9 +122,9 @@ class ConsoleRoutes:
             http_method='GET',
             name='console.download',
             method=DOWNLOAD,
-            serve=self._downloads.serve,
+            serve=self._download,
             errors=errors,
-            identify=self._downloads.identify,
+            identify=self._identify_download,
         )
         return [
             rpc,
@@ -167,6 +172,33 @@ class ConsoleRoutes:
 
     async def _send_file(self, call: HttpCall) -> Response:
         return self._files.find(call.path_values['name'], accept_encoding=call.headers.get('accept-encoding', ''))
+
+    async def _identify_download(self, call: HttpCall) -> Caller:
+        """Return the caller of the request's key, which is also checked at intervals while the file is sent.
+
+        Raises:
+            CredentialsMissing, CredentialsInvalid: there is no valid key.
+            InvalidField: the request comes from a page of another site.
+            ScopeMissing: the key lacks the scope `train`, which the same method requires over gRPC.
+        """
+        caller = await self._sessions.caller_of(call.headers)
+        check_origin(call.headers)
+        require_scope(caller, Scope.TRAIN)
+        return caller
+
+    async def _download(self, call: HttpCall) -> Response:
+        """Return the archive of a checkpoint, which the browser writes to its disk while it arrives.
+
+        Raises:
+            CheckpointNotFound: the caller may read no such checkpoint.
+            DomainError: the checkpoint is damaged, or the service cannot be reached.
+        """
+        run_id, name = call.path_values['run_id'], call.path_values['name']
+        path = f'{NATIVE_SCHEME}{run_id}/weights/{name}'
+        async with aclosing(self._checkpoints.archive(path, offset=0)) as parts:
+            first = await anext(parts)
+        content = ByteRange(0, first.size_bytes)
+        return FileResponse(self._checkpoints, path, content, f'{run_id}-{name}.tar', first.digest)
 
 
 def _open_route(http_method: str, path: str, name: str, serve: Callable[[HttpCall], Awaitable[Response]]) -> Route:
