@@ -7,20 +7,23 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from twinkle_services.gateway.http.validation import JsonModel, StopStrings, not_served, read_model
 from twinkle_services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, shallow
-from twinkle_services.gateway.openai.chat_bodies import (
-    MAX_TOOLS,
+from twinkle_services.gateway.openai.chat_request import (
     ChatMessage,
-    FunctionDefinition,
-    ParametersSchema,
-    ToolName,
+    conversation_request,
     parts_of,
     result_message,
     text_message,
     tool_call,
 )
-from twinkle_services.gateway.openai.chat_request import conversation_request
 from twinkle_services.gateway.openai.request import GenerationRequest
-from twinkle_services.gateway.openai.tools import ToolFields, tool_use
+from twinkle_services.gateway.openai.tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    ParametersSchema,
+    ToolFields,
+    ToolName,
+    tool_use,
+)
 from twinkle_services.kit.errors import InvalidField
 
 _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='output_config')

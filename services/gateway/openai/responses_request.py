@@ -18,21 +18,19 @@ from twinkle_services.gateway.openai.bodies import (
     Unstored,
     Verbosity,
 )
-from twinkle_services.gateway.openai.chat_bodies import (
-    MAX_TOOLS,
+from twinkle_services.gateway.openai.chat_request import (
     ChatMessage,
-    FunctionDefinition,
     ToolArguments,
     check_system_roles,
     choice_of,
+    conversation_request,
     parts_of,
     result_message,
     text_message,
     tool_call,
 )
-from twinkle_services.gateway.openai.chat_request import conversation_request
 from twinkle_services.gateway.openai.request import GenerationRequest
-from twinkle_services.gateway.openai.tools import ToolFields, tool_use
+from twinkle_services.gateway.openai.tools import MAX_TOOLS, FunctionDefinition, ToolFields, tool_use
 from twinkle_services.kit.errors import InvalidField
 
 _STATELESS = 'is not supported, because responses are not stored; send all items of the conversation as input'

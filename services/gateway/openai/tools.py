@@ -1,22 +1,55 @@
-"""Tools of a request: their form in the prompt, and the schema of a completion that must call them."""
+"""Tools of a request: definitions, their form in the prompt, and the schema of a completion that must call them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, Field
 
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle.data_format import FunctionSpec, Tool
 from twinkle_services.gateway.http.call import json_bytes
-from twinkle_services.gateway.openai.bodies import MAX_SCHEMA_BYTES
-from twinkle_services.gateway.openai.chat_bodies import FunctionDefinition
+from twinkle_services.gateway.http.validation import JsonModel
+from twinkle_services.gateway.openai.bodies import MAX_SCHEMA_BYTES, shallow
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of
 
+MAX_TOOLS = 128
 MAX_FORCED_CALLS = 16
 """Maximum number of calls in a completion that must call tools; without a limit, a model might not end the list."""
 _DATA_KEYWORDS = {'const', 'default', 'enum', 'examples'}
 """Keywords whose values are data, and not schemas."""
+_NAME = re.compile(r'[A-Za-z0-9_-]{1,64}')
+
+
+def _arguments_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if shallow(value).get('type', 'object') != 'object':
+        raise ValueError('must have the type "object"')
+    return value
+
+
+def _tool_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError('must have 1 to 64 letters, digits, underscores or hyphens')
+    return name
+
+
+ParametersSchema = Annotated[dict[str, Any], AfterValidator(_arguments_schema)]
+"""JSON schema of the arguments of a function."""
+ToolName = Annotated[str, AfterValidator(_tool_name)]
+
+
+class FunctionDefinition(JsonModel):
+    """Function that the model may call."""
+
+    name: ToolName
+    description: str = ''
+    parameters: ParametersSchema = Field(default_factory=dict[str, Any])
+    """JSON schema of the arguments; empty for a function without parameters."""
+    strict: bool = False
+    """Accepted without effect: arguments are constrained if, and only if, the request requires a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
