@@ -1,12 +1,23 @@
 """Converts page tokens of requests to pages, and cursors to page tokens of responses."""
 
+import copy
 import json
 from datetime import datetime, timedelta
+from typing import Any
 
 from twinkle_services.gateway.paging import Cursor, Page
 from twinkle_services.kit.errors import InvalidField, InvalidPageToken
 from twinkle_services.kit.paging import page_token_after, parse_page
-from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, text_from_proto
+from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, fingerprint_of, text_from_proto
+
+
+def query_of(request: Any) -> tuple[str, ...]:
+    """Return the query of a List request: the method, the tenant of the current caller, and all filters."""
+    filters = copy.deepcopy(request)
+    filters.ClearField('page_size')
+    filters.ClearField('page_token')
+    return (type(request).__name__, current_caller().tenant_id, fingerprint_of(filters))
 
 
 def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) -> Page:

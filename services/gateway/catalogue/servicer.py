@@ -5,7 +5,6 @@ Functions raise InvalidField if an id, a label or a time is invalid, or if there
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +17,10 @@ from twinkle.data_format import base_model_id
 from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Run, RunFilter
 from twinkle_services.gateway.catalogue.runs import Runs
-from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto, query_of
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import (
-    fingerprint_of,
     id_from_proto,
     labels_from_proto,
     text_from_proto,
@@ -49,7 +47,7 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
         return messages.GetRunResponse(run=run_to_proto(run))
 
     async def ListRuns(self, request: messages.ListRunsRequest, context: Context) -> messages.ListRunsResponse:
-        query = query_of(request, current_caller().tenant_id)
+        query = query_of(request)
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._runs.list(current_caller(), page, run_filter_from_proto(request))
         return messages.ListRunsResponse(
@@ -59,7 +57,7 @@ class CatalogueServicer(catalogue_service_pb2_grpc.CatalogueServiceServicer):
     async def ListRunCheckpoints(
         self, request: messages.ListRunCheckpointsRequest, context: Context
     ) -> messages.ListRunCheckpointsResponse:
-        query = query_of(request, current_caller().tenant_id)
+        query = query_of(request)
         page = page_from_proto(request.page_size, request.page_token, query=query)
         listing = await self._checkpoints.list(current_caller(), page, checkpoint_filter_from_proto(request))
         return messages.ListRunCheckpointsResponse(
@@ -101,14 +99,6 @@ def checkpoint_filter_from_proto(request: messages.ListRunCheckpointsRequest) ->
         end_time=time_from_proto(request, 'end_time'),
         user_metadata=_labels(request.user_metadata),
     )
-
-
-def query_of(request: messages.ListRunsRequest | messages.ListRunCheckpointsRequest, tenant_id: str) -> tuple[str, ...]:
-    """Return the query that a page token belongs to: the method, the tenant and all filters."""
-    filters = copy.deepcopy(request)
-    filters.ClearField('page_size')
-    filters.ClearField('page_token')
-    return (type(request).__name__, tenant_id, fingerprint_of(filters))
 
 
 def run_to_proto(run: Run) -> messages.Run:

@@ -3,7 +3,6 @@
 # ruff: noqa: N802 (the methods have the contract's names)
 
 import asyncio
-import copy
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -15,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from twinkle.api.gateway.v1 import trace_service_pb2 as messages
 from twinkle.api.gateway.v1 import trace_service_pb2_grpc
 from twinkle.telemetry import SpanRecord, is_span_id
-from twinkle_services.gateway.page_tokens import next_token, page_from_proto
+from twinkle_services.gateway.page_tokens import next_token, page_from_proto, query_of
 from twinkle_services.gateway.traces.summaries import MAX_LISTED_NAMES, TraceFilter, TraceSummary
 from twinkle_services.gateway.traces.traces import Traces, VisibleTrace
 from twinkle_services.kit.errors import InvalidField
@@ -25,7 +24,6 @@ from twinkle_services.kit.rpc.fields import (
     MAX_TTL,
     duration_from_proto,
     duration_to_proto,
-    fingerprint_of,
     not_negative,
     text_from_proto,
 )
@@ -52,14 +50,6 @@ class TraceServicer(trace_service_pb2_grpc.TraceServiceServicer):
         trace_id, tenant_id = trace_id_from_proto(request.trace_id), _tenant_of(request.is_all_tenants)
         trace = await self._traces.get(current_caller(), trace_id, tenant_id)
         return await asyncio.to_thread(trace_to_proto, trace, is_all_tenants=request.is_all_tenants)
-
-
-def query_of(request: messages.ListTracesRequest) -> tuple[str, ...]:
-    """Return the query that a page token belongs to: the method, the tenant and all filters."""
-    filters = copy.deepcopy(request)
-    filters.ClearField('page_size')
-    filters.ClearField('page_token')
-    return (type(request).__name__, current_caller().tenant_id, fingerprint_of(filters))
 
 
 def trace_filter_from_proto(request: messages.ListTracesRequest) -> TraceFilter:
