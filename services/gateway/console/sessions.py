@@ -96,13 +96,7 @@ class BrowserSessions:
             CredentialsMissing: the request has no key.
             CredentialsInvalid: the key is not valid, or the session has ended.
         """
-        key = await self.verify(self.credential_of(headers))
-        return Caller(
-            tenant_id=key.tenant_id,
-            key_id=key.key_id,
-            project_id=key.project_id,
-            scopes=frozenset(scope.value for scope in key.scopes),
-        )
+        return (await self.verify(self.credential_of(headers))).caller
 
     async def verify(self, credential: Credential) -> ApiKey:
         """Return the valid key of a credential.

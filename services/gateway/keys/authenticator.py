@@ -114,12 +114,7 @@ class KeyAuthenticator:
             raise NotBuiltYet(method[1:])
         if requirement is not Access.ANY_KEY and requirement not in key.scopes:
             raise ScopeMissing(requirement.value)
-        return Caller(
-            tenant_id=key.tenant_id,
-            key_id=key.key_id,
-            project_id=key.project_id,
-            scopes=frozenset(scope.value for scope in key.scopes),
-        )
+        return key.caller
 
 
 class GatewayAuthenticator:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from twinkle_services.gateway.credentials import SECRET_PREFIX, Scope
 from twinkle_services.gateway.errors import KeyEnded
+from twinkle_services.kit.caller import Caller
 
 DEFAULT_TENANT = 'default'
 """Tenant that every deployment has, and that owns the bootstrap key."""
@@ -60,6 +61,12 @@ class ApiKey:
     """Key that this one replaces; empty if absent."""
     retire_time: datetime | None = None
     """Time from which the key is invalid because another key replaced it; None if it was not replaced."""
+
+    @property
+    def caller(self) -> Caller:
+        """Caller that the key authenticates."""
+        scopes = frozenset(scope.value for scope in self.scopes)
+        return Caller(tenant_id=self.tenant_id, key_id=self.key_id, project_id=self.project_id, scopes=scopes)
 
     @property
     def lifetime(self) -> timedelta | None:
