@@ -18,7 +18,6 @@ from twinkle_services.gateway.store.base import (
     delete_all,
     fetch_all,
     has_label,
-    newest_first,
     select_values,
 )
 
@@ -109,7 +108,7 @@ class SqlRunStore(SqlStore):
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
         conditions = _run_conditions(wanted, self._database.dialect)
         query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id, *conditions)
-        return await self._fetch_all(newest_first(query, page, time=RunRow.create_time, item_id=RunRow.run_id), Run)
+        return await self._fetch_page(query, Run, page, order=(RunRow.create_time, RunRow.run_id))
 
 
 class SqlAssignmentStore(SqlStore):
@@ -141,8 +140,8 @@ class SqlCheckpointStore(SqlStore):
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
         conditions = _checkpoint_conditions(wanted, self._database.dialect)
         query = select_values(CheckpointRow, Checkpoint).where(is_existing_checkpoint(tenant_id), *conditions)
-        query = newest_first(query, page, time=CheckpointRow.create_time, item_id=CheckpointRow.checkpoint_id)
-        return await self._fetch_all(query, Checkpoint)
+        order = (CheckpointRow.create_time, CheckpointRow.checkpoint_id)
+        return await self._fetch_page(query, Checkpoint, page, order=order)
 
 
 class SqlEndedRows(SqlStore):

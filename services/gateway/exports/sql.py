@@ -20,7 +20,6 @@ from twinkle_services.gateway.store.base import (
     fetch_one,
     insert_into,
     lock_key,
-    newest_first,
     select_values,
 )
 from twinkle_services.kit.errors import DomainError, QuotaExceeded
@@ -100,8 +99,7 @@ class SqlExportStore(SqlStore):
         query = select_values(ExportRow, Export).where(ExportRow.tenant_id == tenant_id)
         if checkpoint_path is not None:
             query = query.where(ExportRow.checkpoint_path == checkpoint_path)
-        query = newest_first(query, page, time=ExportRow.create_time, item_id=ExportRow.export_id)
-        return await self._fetch_all(query, Export)
+        return await self._fetch_page(query, Export, page, order=(ExportRow.create_time, ExportRow.export_id))
 
     async def claim(self, now: datetime, *, lease: timedelta) -> Export | None:
         """Claim the export that has been due longest, and count an attempt; return None if no export is due.

@@ -17,7 +17,6 @@ from twinkle_services.gateway.store.base import (
     as_row,
     fetch_one,
     insert_into,
-    newest_first,
     select_values,
 )
 
@@ -83,9 +82,8 @@ class SqlTenantStore(SqlStore):
         return await self._fetch_one(select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id), Tenant)
 
     async def list_newest(self, page: Page) -> Sequence[Tenant]:
-        query = select_values(TenantRow, Tenant)
-        query = newest_first(query, page, time=TenantRow.create_time, item_id=TenantRow.tenant_id)
-        return await self._fetch_all(query, Tenant)
+        order = (TenantRow.create_time, TenantRow.tenant_id)
+        return await self._fetch_page(select_values(TenantRow, Tenant), Tenant, page, order=order)
 
 
 class SqlProjectStore(SqlStore):
@@ -100,8 +98,7 @@ class SqlProjectStore(SqlStore):
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
         query = select_values(ProjectRow, Project).where(ProjectRow.tenant_id == tenant_id)
-        query = newest_first(query, page, time=ProjectRow.create_time, item_id=ProjectRow.project_id)
-        return await self._fetch_all(query, Project)
+        return await self._fetch_page(query, Project, page, order=(ProjectRow.create_time, ProjectRow.project_id))
 
 
 class SqlKeyStore(SqlStore):
@@ -157,5 +154,4 @@ class SqlKeyStore(SqlStore):
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.tenant_id == tenant_id)
-        query = newest_first(query, page, time=ApiKeyRow.create_time, item_id=ApiKeyRow.key_id)
-        return await self._fetch_all(query, ApiKey)
+        return await self._fetch_page(query, ApiKey, page, order=(ApiKeyRow.create_time, ApiKeyRow.key_id))

@@ -15,7 +15,6 @@ from twinkle_services.gateway.store.base import (
     TextTuple,
     as_row,
     fetch_one,
-    newest_first,
     select_values,
 )
 
@@ -81,5 +80,4 @@ class SqlSessionStore(SqlStore):
 
     async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
         query = select_values(SessionRow, Session).where(SessionRow.tenant_id == tenant_id)
-        query = newest_first(query, page, time=SessionRow.create_time, item_id=SessionRow.session_id)
-        return await self._fetch_all(query, Session)
+        return await self._fetch_page(query, Session, page, order=(SessionRow.create_time, SessionRow.session_id))

@@ -160,6 +160,22 @@ class SqlStore:
         async with self._database.read() as connection:
             return await fetch_all(connection, query, value_class)
 
+    async def _fetch_page(
+        self, query: Select[Any], value_class: type[Value], page: Page, *, order: Sequence[InstrumentedAttribute[Any]]
+    ) -> Sequence[Value]:
+        """Return the items of a page, newest first, and one more item if there is a next page.
+
+        Args:
+            query: query for all items.
+            value_class: class of the items.
+            page: page to return.
+            order: columns with the creation time and the id of an item.
+        """
+        if page.after is not None:
+            query = query.where(tuple_(*order) < tuple_(page.after.create_time, page.after.item_id))
+        query = query.order_by(*(column.desc() for column in order)).limit(page.size + 1)
+        return await self._fetch_all(query, value_class)
+
     async def _execute(self, statement: Update | Delete) -> int:
         """Run a statement in a transaction and return the number of rows that it changed."""
         async with self._database.write() as connection:
@@ -193,16 +209,6 @@ async def delete_all(database: Database, row_class: type[Base], condition: Colum
             deleted = (await connection.execute(delete(row_class).where(condition, part))).rowcount
         count, is_last = count + deleted, deleted < DELETED_AT_ONCE
     return count
-
-
-def newest_first(
-    query: Select[Any], page: Page, *, time: InstrumentedAttribute[Any], item_id: InstrumentedAttribute[str]
-) -> Select[Any]:
-    """Sort `query` from newest to oldest and limit it to a page and one more item, which shows that a page follows."""
-    key: ColumnElement[Any] = tuple_(time, item_id)
-    if page.after is not None:
-        query = query.where(key < tuple_(page.after.create_time, page.after.item_id))
-    return query.order_by(time.desc(), item_id.desc()).limit(page.size + 1)
 
 
 def has_label(labels: InstrumentedAttribute[Any], label: tuple[str, str], dialect: str) -> ColumnElement[bool]:
