@@ -8,16 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.sampling.rules import SamplingHandle
 from twinkle_services.gateway.sessions.sql import SessionRow
-from twinkle_services.gateway.store.base import (
-    Base,
-    as_row,
-    delete_all,
-    fetch_all,
-    fetch_one,
-    insert_into,
-    select_values,
-)
-from twinkle_services.gateway.store.database import Database
+from twinkle_services.gateway.store.base import Base, SqlStore, delete_all, select_values
 
 
 class SamplingHandleRow(Base):
@@ -38,23 +29,15 @@ class SamplingHandleRow(Base):
     create_time: Mapped[datetime]
 
 
-class SqlHandleStore:
+class SqlHandleStore(SqlStore):
     """Implements `ports.HandleStore`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
-        query = select_values(SamplingHandleRow, SamplingHandle).where(_is_handle(handle.tenant_id, handle.handle_id))
-        async with self._database.write() as connection:
-            insert = insert_into(connection, SamplingHandleRow).values(as_row(handle))
-            await connection.execute(insert.on_conflict_do_nothing(index_elements=['tenant_id', 'handle_id']))
-            return await fetch_one(connection, query, SamplingHandle) or handle
+        return await self._add_if_absent(SamplingHandleRow, handle, key=['tenant_id', 'handle_id'])
 
     async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
         query = select_values(SamplingHandleRow, SamplingHandle).where(_is_handle(tenant_id, handle_id))
-        async with self._database.read() as connection:
-            return await fetch_one(connection, query, SamplingHandle)
+        return await self._fetch_one(query, SamplingHandle)
 
     async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
         row = SamplingHandleRow
@@ -62,8 +45,7 @@ class SqlHandleStore:
             'base_model': func.coalesce(func.nullif(row.base_model, ''), base_model),
             'version': func.coalesce(row.version, version),
         }
-        async with self._database.write() as connection:
-            await connection.execute(update(row).where(_is_handle(tenant_id, handle_id)).values(facts))
+        await self._execute(update(row).where(_is_handle(tenant_id, handle_id)).values(facts))
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
         counted = SamplingHandleRow.clone_count + 1
@@ -76,8 +58,7 @@ class SqlHandleStore:
         is_one = (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.session_id == session_id)
         query = select_values(SamplingHandleRow, SamplingHandle).where(is_one)
         query = query.order_by(SamplingHandleRow.create_time, SamplingHandleRow.handle_id)
-        async with self._database.read() as connection:
-            return await fetch_all(connection, query, SamplingHandle)
+        return await self._fetch_all(query, SamplingHandle)
 
     async def purge(self, *, before: datetime) -> int:
         """Delete the old handles of sessions that are no longer stored, and return their number."""
