@@ -18,7 +18,7 @@ from twinkle.api.checkpoint.v1 import checkpoint_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 from twinkle_services.gateway.quotas.enforcement import TrainingLimits
-from twinkle_services.gateway.quotas.grpc import is_save, refused_creation, refused_save
+from twinkle_services.gateway.quotas.grpc import admitted_operation, refused_creation
 from twinkle_services.kit.rpc.context import current_caller
 
 _ADAPTERS = adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'].full_name
@@ -91,8 +91,4 @@ class AdmittedCalls(grpc.GenericRpcHandler):
 
     async def _admit(self, request: bytes, patience_seconds: float | None) -> bytes:
         tenant_id = current_caller().tenant_id
-        await self._limits.enter(tenant_id, patience_seconds=patience_seconds)
-        if not self._limits.is_storage_limited(tenant_id) or not is_save(request):
-            return request
-        limit = await self._limits.full_limit(tenant_id)
-        return request if limit is None else refused_save(request, limit)
+        return await admitted_operation(self._limits, tenant_id, request, patience_seconds=patience_seconds)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from twinkle_services.gateway.futures.ports import Trainer
 from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
 from twinkle_services.gateway.quotas.enforcement import SamplingGate, TrainingLimits
-from twinkle_services.gateway.quotas.grpc import is_save, refused_creation, refused_save
+from twinkle_services.gateway.quotas.grpc import admitted_operation, refused_creation
 from twinkle_services.gateway.quotas.rules import Work
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
@@ -150,10 +150,7 @@ class LimitedTrainer:
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
         """Run an operation once the tenant is within its token rate; refuse saves above the storage limit."""
-        await self._limits.enter(tenant_id, patience_seconds=None)
-        if self._limits.is_storage_limited(tenant_id) and is_save(request):
-            limit = await self._limits.full_limit(tenant_id)
-            request = request if limit is None else refused_save(request, limit)
+        request = await admitted_operation(self._limits, tenant_id, request, patience_seconds=None)
         return await self._trainer.execute(tenant_id, request, number=number)
 
     async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:

@@ -10,6 +10,7 @@ import grpc
 
 from twinkle.api.data.v1 import dataset_service_pb2, dataset_service_pb2_grpc
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.gateway.quotas.enforcement import TrainingLimits
 from twinkle_services.gateway.quotas.rules import Reading
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import InvalidField
@@ -56,26 +57,34 @@ def reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
     )
 
 
-def is_save(request: bytes) -> bool:
-    """Return whether an ExecuteRequest or TrainRequest saves a named checkpoint.
+async def admitted_operation(
+    limits: TrainingLimits, tenant_id: str, request: bytes, *, patience_seconds: float | None
+) -> bytes:
+    """Wait until a tenant may run an operation, and return its ExecuteRequest or TrainRequest.
+
+    If the storage of the tenant is full, a save of a named checkpoint is marked with the storage limit in bytes, and is
+    then refused unless it repeats an earlier request.
 
     Raises:
+        QuotaExceeded: the wait would exceed `patience_seconds`.
         InvalidField: the bytes are not a valid message.
     """
+    await limits.enter(tenant_id, patience_seconds=patience_seconds)
+    if not limits.is_storage_limited(tenant_id) or not _is_save(request):
+        return request
+    if (limit := await limits.full_limit(tenant_id)) is None:
+        return request
+    # The mark is appended, because concatenated protobuf messages are merged.
+    save = operation_pb2.Save(stored_bytes_limit=limit)
+    mark = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(save=save))
+    return request + mark.SerializeToString()
+
+
+def _is_save(request: bytes) -> bool:
     try:
         return bool(peek_text(request, _OPERATION, _SAVE, _NAME))
     except UnreadableMessageError as error:
         raise InvalidField('operation', f'cannot be read: {error}') from error
-
-
-def refused_save(request: bytes, limit: int) -> bytes:
-    """Mark a save in an ExecuteRequest or TrainRequest, so that it is refused unless it repeats an earlier request.
-
-    The mark is the tenant's storage limit in bytes. It is appended, because concatenated protobuf messages are merged.
-    """
-    save = operation_pb2.Save(stored_bytes_limit=limit)
-    addition = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(save=save))
-    return request + addition.SerializeToString()
 
 
 def refused_creation(request: bytes, limit: int) -> bytes:
