@@ -19,7 +19,7 @@ from twinkle_services.gateway.tinker.catalogue import CheckpointRoutes, RunRoute
 from twinkle_services.gateway.tinker.client import AccountRoutes, ClientRoutes
 from twinkle_services.gateway.tinker.futures import FutureRoutes
 from twinkle_services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
-from twinkle_services.gateway.tinker.results import sampling_formats, training_formats
+from twinkle_services.gateway.tinker.results import result_formats
 from twinkle_services.gateway.tinker.sampling import SamplingRoutes
 from twinkle_services.gateway.tinker.session_search import SessionSearch
 from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
@@ -44,7 +44,6 @@ def open_tinker(
     operations = Operations(futures, known)
     base_models = BaseModels((*upstreams.model_facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
-    formats = {**training_formats(), **sampling_formats(handles)}
     parts = (
         ClientRoutes(base_models),
         SessionRoutes(sessions, is_unembed_trained=is_unembed_trained),
@@ -54,7 +53,7 @@ def open_tinker(
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
         TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
         WeightsRoutes(operations, known, open_handle=handles.open),
-        FutureRoutes(futures, formats),
+        FutureRoutes(futures, result_formats(handles.record_published)),
         SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))

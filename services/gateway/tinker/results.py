@@ -5,7 +5,7 @@ Log-probabilities of sampled tokens are computed before temperature and filters,
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -18,7 +18,6 @@ from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.http.call import JsonResponse, Response
-from twinkle_services.gateway.sampling.handles import SamplingHandles
 from twinkle_services.gateway.tinker.arrays import Array, array_to_json, finite
 from twinkle_services.gateway.tinker.futures import Outcome, ProtobufResponse, ResultFormat, Verb
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
@@ -26,10 +25,16 @@ from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
 
 OUTPUT_TYPE = 'ArrayRecord'
 _FIELD = 'logprobs'
+NO_TOKEN, NO_LOGPROB = 0, -99999.0
+"""Token and log-probability of an empty cell in a table of the most likely tokens."""
 
 
-def training_formats() -> Mapping[str, ResultFormat]:
-    """Return the response format of each verb except SAMPLE."""
+RecordPublished = Callable[[str, bytes], Awaitable[object]]
+"""Records the result of a published version for a sampling handle, see `SamplingHandles.record_published`."""
+
+
+def result_formats(record_published: RecordPublished) -> Mapping[str, ResultFormat]:
+    """Return the response format of each verb."""
     return {
         Verb.CREATE_MODEL: _created,
         Verb.LOAD_MODEL: _loaded,
@@ -40,8 +45,9 @@ def training_formats() -> Mapping[str, ResultFormat]:
         Verb.SAVE_WEIGHTS: _saved,
         Verb.SAVE_FOR_SAMPLER: _saved,
         Verb.SAVE_EXTERNAL: _saved,
-        Verb.PUBLISH: _published,
+        Verb.PUBLISH: partial(_published, record_published),
         Verb.UNLOAD_MODEL: _unloaded,
+        Verb.SAMPLE: partial(asyncio.to_thread, _sampled),
     }
 
 
@@ -76,8 +82,11 @@ async def _saved(outcome: Outcome) -> Response:
     return JsonResponse(document)
 
 
-async def _published(outcome: Outcome) -> Response:
+async def _published(record_published: RecordPublished, outcome: Outcome) -> Response:
     session = outcome.note.facts.get('sampling_session_id')
+    # An interrupted save may not have created the handle; the client resends the save.
+    with suppress(SessionNotFound):
+        await record_published(str(session or ''), outcome.result)
     return JsonResponse({'sampling_session_id': session, 'type': 'save_weights_for_sampler'})
 
 
@@ -135,22 +144,6 @@ def _batched(arrays: Sequence[Array], trailing_shape: tuple[int, ...]) -> wire.B
         dtype=wire.DTYPE_FLOAT32,
         trailing_shape=trailing_shape,
     )
-
-
-NO_TOKEN, NO_LOGPROB = 0, -99999.0
-"""Token and log-probability of an empty cell in a table of the most likely tokens."""
-
-
-def sampling_formats(handles: SamplingHandles) -> Mapping[str, ResultFormat]:
-    """Return the response formats of SAMPLE and of PUBLISH; the format of PUBLISH records the version in `handles`."""
-
-    async def published(outcome: Outcome) -> Response:
-        # An interrupted save may not have created the handle; the client resends the save.
-        with suppress(SessionNotFound):
-            await handles.record_published(str(outcome.note.facts.get('sampling_session_id', '')), outcome.result)
-        return await _published(outcome)
-
-    return {Verb.SAMPLE: partial(asyncio.to_thread, _sampled), Verb.PUBLISH: published}
 
 
 def _sampled(outcome: Outcome) -> Response:
