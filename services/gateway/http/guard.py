@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,10 +32,10 @@ from twinkle_services.gateway.http.call import (
     event_bytes,
 )
 from twinkle_services.kit.caller import Caller
-from twinkle_services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QueueFull, QuotaExceeded
+from twinkle_services.kit.errors import Cancelled, Code, DomainError, Draining, Internal, QuotaExceeded
 from twinkle_services.kit.rpc.auth import Authenticator
 from twinkle_services.kit.rpc.context import set_caller, set_request_id
-from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY
+from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY, CallShares
 from twinkle_services.kit.rpc.recheck import rechecked
 from twinkle_services.kit.rpc.service_ports import MAX_CONCURRENT_CALLS
 from twinkle_services.kit.telemetry import measures
@@ -57,8 +56,7 @@ class Guard:
     ) -> None:
         self._authenticator = authenticator
         self._memory = memory
-        self._call_limit = call_limit
-        self._counts: Counter[str] = Counter()
+        self._shares = CallShares(call_limit)
         self._active: dict[asyncio.Future[None], HttpCall] = {}
         self.is_draining = False
         self.grpc_ports: Callable[[], Sequence[int]] = tuple
@@ -104,7 +102,7 @@ class Guard:
         tenant_id = call.caller.tenant_id if call.caller else _OPEN_CALLS
         check = partial(self._authenticated, call)
         async with rechecked(check, interval=self._authenticator.recheck_interval):
-            with self._fair_share(tenant_id), ExitStack() as stack:
+            with self._shares.counted(tenant_id), ExitStack() as stack:
                 call.memory = CallMemory(self._memory, tenant_id)
                 stack.callback(call.memory.release)
                 response = await call.route.serve(call)
@@ -115,20 +113,6 @@ class Guard:
         if call.route.identify is not None:
             return await call.route.identify(call)
         return await self._authenticator.authenticate(call.route.method, call.route.credentials(call.headers))
-
-    @contextmanager
-    def _fair_share(self, tenant_id: str) -> Iterator[None]:
-        """Count a call. A tenant may run at most as many calls as slots are free, so no tenant can take all slots."""
-        running, free = self._counts[tenant_id], self._call_limit - self._counts.total()
-        if running >= free:
-            raise QueueFull(queue_length=running, queue_limit=free)
-        self._counts[tenant_id] += 1
-        try:
-            yield
-        finally:
-            self._counts[tenant_id] -= 1
-            if not self._counts[tenant_id]:
-                del self._counts[tenant_id]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -224,31 +224,50 @@ async def name_request(call: Call) -> AsyncIterator[None]:
     yield
 
 
-def share_calls(call_limit: int) -> Layer:
-    """Create the layer that divides the concurrent calls between tenants.
+class CallShares:
+    """Divides the concurrent calls of a server between tenants.
 
     A tenant may run at most as many calls as remain free: one tenant gets half of all calls, two tenants get a third
-    each. The layer raises QueueFull for further calls. Calls that services make themselves are not limited, because the
-    gateway already limits the tenants' calls.
+    each. Concurrency: use it from one event loop.
     """
-    counts: Counter[str] = Counter()
 
-    @asynccontextmanager
-    async def share(call: Call) -> AsyncIterator[None]:
-        caller = call.caller
-        if caller is None or caller.is_internal:
-            yield
-            return
-        own, free = counts[caller.tenant_id], call_limit - counts.total()
+    def __init__(self, call_limit: int) -> None:
+        self._call_limit = call_limit
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self, tenant_id: str) -> Iterator[None]:
+        """Count a call of a tenant while the block runs.
+
+        Raises:
+            QueueFull: The tenant already runs as many calls as remain free.
+        """
+        own, free = self._counts[tenant_id], self._call_limit - self._counts.total()
         if own >= free:
             raise QueueFull(queue_length=own, queue_limit=free)
-        counts[caller.tenant_id] += 1
+        self._counts[tenant_id] += 1
         try:
             yield
         finally:
-            counts[caller.tenant_id] -= 1
-            if not counts[caller.tenant_id]:
-                del counts[caller.tenant_id]
+            self._counts[tenant_id] -= 1
+            if not self._counts[tenant_id]:
+                del self._counts[tenant_id]
+
+
+def share_calls(call_limit: int) -> Layer:
+    """Create the layer that divides the concurrent calls between tenants, and raises QueueFull for further calls.
+
+    Calls that services make themselves are not limited, because the gateway already limits the tenants' calls.
+    """
+    shares = CallShares(call_limit)
+
+    @asynccontextmanager
+    async def share(call: Call) -> AsyncIterator[None]:
+        if call.caller is None or call.caller.is_internal:
+            yield
+            return
+        with shares.counted(call.caller.tenant_id):
+            yield
 
     return share
 
