@@ -27,7 +27,15 @@ from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response,
 from twinkle_services.gateway.tinker.base_models import BaseModels
 from twinkle_services.gateway.tinker.bodies import time_to_json
 from twinkle_services.gateway.tinker.catalogue import checkpoint_to_json
-from twinkle_services.gateway.tinker.routes import CHECKPOINTS, PREFIX, TinkerErrors, path_of, query_of, tinker_route
+from twinkle_services.gateway.tinker.routes import (
+    CHECKPOINT_PATH,
+    CHECKPOINTS,
+    PREFIX,
+    TinkerErrors,
+    path_of,
+    query_of,
+    tinker_route,
+)
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import (
@@ -44,7 +52,6 @@ LINK_LIFETIME = timedelta(hours=1)
 _MAX_TOKEN = 2048
 _HOST = re.compile(r'[A-Za-z0-9.\-_]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?')
 _BLOCK = tarfile.BLOCKSIZE
-_CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _FILES = f'{PREFIX}files/'
 _UPLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/UploadCheckpoint'
 _PACE = Pace(seconds=24 * 3600.0)
@@ -162,9 +169,9 @@ class ArchiveRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            tinker_route(f'{_CHECKPOINT}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
+            tinker_route(f'{CHECKPOINT_PATH}/archive', self._link_archive, access=CHECKPOINTS, http_method='GET'),
             tinker_route(
-                f'{_CHECKPOINT}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'
+                f'{CHECKPOINT_PATH}/external_weights_urls', self._link_files, access=CHECKPOINTS, http_method='GET'
             ),
             Route(
                 path=f'{_FILES}{{token}}/{{name}}',

@@ -31,6 +31,7 @@ from twinkle_services.gateway.tinker.bodies import (
 )
 from twinkle_services.gateway.tinker.routes import (
     CATALOGUE,
+    CHECKPOINT_PATH,
     CHECKPOINTS,
     checked_query_of,
     path_of,
@@ -42,7 +43,6 @@ from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import text_from_proto
 
-_CHECKPOINT = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
 _KEY_LENGTH = 256
 _ACCESS_TOKEN = 'x-tinker-weights-access-token'  # noqa: S105 - the name of a header
 """Header in which the SDK sends a token for weights of another account; old versions may send it in the body."""
@@ -189,10 +189,10 @@ class CheckpointRoutes:
         publish = partial(self._set_public, is_public=True)
         unpublish = partial(self._set_public, is_public=False)
         return [
-            tinker_route(_CHECKPOINT, self._delete, access=CHECKPOINTS, http_method='DELETE'),
-            tinker_route(f'{_CHECKPOINT}/publish', publish, access=CHECKPOINTS),
-            tinker_route(f'{_CHECKPOINT}/publish', unpublish, access=CHECKPOINTS, http_method='DELETE'),
-            tinker_route(f'{_CHECKPOINT}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
+            tinker_route(CHECKPOINT_PATH, self._delete, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{CHECKPOINT_PATH}/publish', publish, access=CHECKPOINTS),
+            tinker_route(f'{CHECKPOINT_PATH}/publish', unpublish, access=CHECKPOINTS, http_method='DELETE'),
+            tinker_route(f'{CHECKPOINT_PATH}/ttl', self._set_ttl, access=CHECKPOINTS, http_method='PUT'),
             tinker_route('copy_weights', self._copy, access=CHECKPOINTS),
         ]
 

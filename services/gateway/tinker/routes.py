@@ -16,6 +16,8 @@ from twinkle_services.gateway.paging import Slice
 from twinkle_services.kit.errors import Code, DomainError, InvalidField
 
 PREFIX = '/api/v1/'
+CHECKPOINT_PATH = 'training_runs/{run_id}/checkpoints/{kind}/{name}'
+"""Path of the routes of saved weights, see `path_of`."""
 
 # RPC methods whose access rules apply to a route.
 ANY_KEY = '/twinkle.api.server.v1.ServerService/GetServerInfo'
