@@ -9,8 +9,8 @@ from typing import Any, Protocol, cast
 
 import grpc
 
-from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
-from twinkle.api.model.v1 import adapter_service_pb2
+from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2
+from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.catalogue.rules import EntryKey, Run
@@ -260,21 +260,21 @@ class GrpcLookups:
         self._checkpoint = checkpoint
         self._internal_token = internal_token
 
-    async def adapter(self, adapter_id: str) -> bytes:
-        """Return an adapter as a serialized `model.v1.Adapter`."""
+    async def adapter(self, adapter_id: str) -> adapter_pb2.Adapter:
+        """Return an adapter."""
         request = adapter_service_pb2.GetAdapterRequest(adapter_id=adapter_id)
         if self._models is None:
             raise ServiceUnreachable('model')
         channel = await self._models.of_adapter(current_caller().tenant_id, adapter_id)
         raw = await self._call(channel, 'model', _GET_ADAPTER, request.SerializeToString())
-        return adapter_service_pb2.GetAdapterResponse.FromString(raw).adapter.SerializeToString()
+        return adapter_service_pb2.GetAdapterResponse.FromString(raw).adapter
 
-    async def checkpoint(self, checkpoint_path: str) -> bytes:
-        """Return the checkpoint with a native path as a serialized `checkpoint.v1.Checkpoint`."""
+    async def checkpoint(self, checkpoint_path: str) -> checkpoint_pb2.Checkpoint:
+        """Return the checkpoint with a native path."""
         request = checkpoint_service_pb2.GetCheckpointRequest(checkpoint_path=checkpoint_path)
         method = '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
         raw = await self._call(self._checkpoint, 'checkpoint', method, request.SerializeToString())
-        return checkpoint_service_pb2.GetCheckpointResponse.FromString(raw).checkpoint.SerializeToString()
+        return checkpoint_service_pb2.GetCheckpointResponse.FromString(raw).checkpoint
 
     async def unpin(self, adapter_id: str, version: int) -> None:
         """Unpin a version, so that the checkpoint service may replace it with newer versions."""

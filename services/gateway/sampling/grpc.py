@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import grpc
 
-from twinkle.api.checkpoint.v1 import checkpoint_pb2
-from twinkle.api.model.v1 import adapter_pb2, training_service_pb2
+from twinkle.api.model.v1 import training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.errors import AdapterNotPublished
 from twinkle_services.gateway.fleet.convert import load_from_proto, resident_from_proto
@@ -197,10 +196,10 @@ class GrpcWeightFacts:
         self._lookups = lookups
 
     async def base_of_adapter(self, adapter_id: str) -> str:
-        return adapter_pb2.Adapter.FromString(await self._lookups.adapter(adapter_id)).base_model
+        return (await self._lookups.adapter(adapter_id)).base_model
 
     async def base_of_checkpoint(self, checkpoint_path: str) -> str:
-        return checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(checkpoint_path)).base_model
+        return (await self._lookups.checkpoint(checkpoint_path)).base_model
 
     async def unpin(self, adapter_id: str, version: int) -> None:
         await self._lookups.unpin(adapter_id, version)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from twinkle.api.model.v1 import adapter_pb2
 from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints, run_from_proto
 from twinkle_services.gateway.catalogue.paths import WeightsKind, path_of_native
@@ -101,7 +100,7 @@ class RunRoutes:
             return await self._runs.get(current_caller(), run_id)
         except RunNotFound as error:
             try:
-                adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(run_id))
+                adapter = await self._lookups.adapter(run_id)
             except DomainError:
                 raise error from None
             return run_from_proto(adapter, tenant_id=current_caller().tenant_id)

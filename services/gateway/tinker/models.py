@@ -9,8 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from twinkle.api.checkpoint.v1 import checkpoint_pb2
-from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, operation_pb2, training_config_pb2
+from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2
 from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath
 from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.fleet.model_routes import shown_name
@@ -209,7 +208,7 @@ class TinkerModelRoutes:
             if body.get('model_id') is not None:
                 return await self._load_into(read_model(LoadWeightsBody, body))
         given = read_model(LoadModelBody, body)
-        saved = checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(given.path.native))
+        saved = await self._lookups.checkpoint(given.path.native)
         if given.optimizer and not saved.is_optimizer_included:
             raise InvalidField('path', 'holds no optimizer state; send "optimizer": false')
         request = ModelRequest(given, path=given.path, is_optimizer_included=given.optimizer)
@@ -277,7 +276,7 @@ class InfoRoutes:
 
     async def _show_model(self, call: HttpCall) -> Response:
         model_id = (await read_body(call, ModelBody)).model_id
-        adapter = adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id))
+        adapter = await self._lookups.adapter(model_id)
         name, is_lora = shown_name(adapter.base_model), not adapter.HasField('full_parameters')
         # Clients cannot load a tokenizer from a folder of the server.
         tokenizer_id = self._tokenizers.get(adapter.base_model, name if name == adapter.base_model else None)
@@ -295,7 +294,7 @@ class InfoRoutes:
 
     async def _show_weights(self, call: HttpCall) -> Response:
         path = (await read_body(call, WeightsBody)).tinker_path
-        saved = checkpoint_pb2.Checkpoint.FromString(await self._lookups.checkpoint(path.native))
+        saved = await self._lookups.checkpoint(path.native)
         run = await self._runs.get(current_caller().tenant_id, path.run_id)
         # A run that trains all parameters has the rank 0.
         rank = run.lora_rank if run else saved.lora_rank or None

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from twinkle.api.model.v1 import adapter_pb2, operation_pb2, training_service_pb2
+from twinkle.api.model.v1 import operation_pb2, training_service_pb2
 from twinkle_services.gateway.errors import FutureExpired, FutureNotFound, SessionFinished, SessionNotFound
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.futures.executors import refusal_payload
@@ -106,7 +106,7 @@ class KnownModels:
         try:
             creation = await self._futures.wait(future_id, seconds=0)
         except (FutureNotFound, FutureExpired):
-            return adapter_pb2.Adapter.FromString(await self._lookups.adapter(model_id)).base_model
+            return (await self._lookups.adapter(model_id)).base_model
         if creation.state is FutureState.FAILED:
             raise AdapterNotFound(model_id)
         return str(note_of(creation).facts.get('base_model', ''))
