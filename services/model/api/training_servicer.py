@@ -14,10 +14,9 @@ from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
-from twinkle_services.model.api.convert_operation import max_wait_from_proto
+from twinkle_services.model.api.convert_operation import OperationReader, max_wait_from_proto
 from twinkle_services.model.api.convert_result import record_to_proto, result_to_proto
 from twinkle_services.model.api.convert_upload import upload_parts_from_proto, upload_to_proto
-from twinkle_services.model.api.read_operation import OperationReader
 from twinkle_services.model.application.service import ModelService
 from twinkle_services.model.application.train_stream import OperationFailure
 from twinkle_services.model.domain.operation import Operation

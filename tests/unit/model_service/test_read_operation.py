@@ -8,8 +8,7 @@ from twinkle.api.model.v1 import operation_pb2
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import InvalidField, NotBuiltYet, UploadNotFound
 from twinkle_services.kit.rpc.tensors import tensor_to_proto
-from twinkle_services.model.api.convert_operation import operation_from_proto
-from twinkle_services.model.api.read_operation import OperationReader
+from twinkle_services.model.api.convert_operation import OperationReader, operation_from_proto
 from twinkle_services.model.api.record_codec import ProtoRecordCodec
 from twinkle_services.model.domain.loader_batch import BatchReference, LoadedBatch, LoaderCursor
 
