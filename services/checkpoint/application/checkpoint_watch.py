@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from twinkle_services.checkpoint.application.registry import CHECKPOINTS, Registry
 from twinkle_services.checkpoint.domain import Change, Checkpoint, CheckpointKey
-from twinkle_services.kit.authority import require_internal
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal
 from twinkle_services.kit.errors import InvalidField
 
 

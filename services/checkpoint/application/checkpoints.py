@@ -7,8 +7,7 @@ from functools import partial
 from twinkle_services.checkpoint.application.registry import Registry
 from twinkle_services.checkpoint.domain import AdapterKey, Checkpoint, CheckpointKey
 from twinkle_services.checkpoint.domain.errors import CheckpointIdTaken
-from twinkle_services.kit.authority import require_internal, require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal, require_scope
 from twinkle_services.kit.paging import Page, SortKey
 from twinkle_services.kit.weights import CheckpointTarget, Header
 

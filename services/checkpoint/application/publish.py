@@ -6,8 +6,7 @@ from twinkle.checkpoint_engine import StateChunk
 from twinkle_services.checkpoint.application.registry import Registry
 from twinkle_services.checkpoint.domain import AdapterKey, Record
 from twinkle_services.checkpoint.ports import StateWriter
-from twinkle_services.kit.authority import require_internal
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal
 from twinkle_services.kit.errors import DigestMismatch, InvalidField, StreamOutOfOrder
 from twinkle_services.kit.weights import Commit, Frame, FrameKind, Header, Transfer
 

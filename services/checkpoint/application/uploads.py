@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from twinkle_services.checkpoint.application.registry import Registry
 from twinkle_services.checkpoint.domain import AdapterKey, Checkpoint
 from twinkle_services.checkpoint.ports import BaseModels, Upload, UploadStore
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import InvalidArgument, InvalidField, StreamOutOfOrder
 from twinkle_services.kit.upload_folder import UploadChunk
 from twinkle_services.kit.upload_folder import UploadHeader as StoredHeader

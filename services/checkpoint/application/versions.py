@@ -5,8 +5,7 @@ from functools import partial
 
 from twinkle_services.checkpoint.application.registry import Registry
 from twinkle_services.checkpoint.domain import AdapterKey, AdapterVersion, NewestMark, VersionKey
-from twinkle_services.kit.authority import require_internal, require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal, require_scope
 from twinkle_services.kit.errors import AdapterNotFound
 from twinkle_services.kit.paging import Page, SortKey
 

@@ -15,8 +15,7 @@ from twinkle_services.checkpoint.domain import (
     VersionKey,
     parse_checkpoint_path,
 )
-from twinkle_services.kit.authority import require_internal
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal
 from twinkle_services.kit.errors import CheckpointNotFound, VersionNotFound
 from twinkle_services.kit.weights import (
     Base,

@@ -23,8 +23,7 @@ from twinkle_services.data.domain import (
 )
 from twinkle_services.data.domain.dataset import new_dataset
 from twinkle_services.data.ports import DatasetStore, LoaderStore, RowEngine, RowReader
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import InUse, InvalidField, QuotaExceeded, RequestIdReused, UploadNotFound
 from twinkle_services.kit.ids import new_id

@@ -12,8 +12,7 @@ from twinkle_services.data.application.datasets import dataset_of
 from twinkle_services.data.application.live_streams import LiveStreams
 from twinkle_services.data.domain import MAX_CREDITS, Cursor, Dataset, DatasetNotReady, Loader, LoaderNotFound, Row
 from twinkle_services.data.ports import BatchStream, DatasetStore, LoaderStore, RowEngine, RowReader
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import (
     InvalidField,
     QuotaExceeded,

@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import InvalidField, StreamOutOfOrder, UploadNotFound
 from twinkle_services.kit.resumable_uploads import UploadStore
 from twinkle_services.kit.upload_folder import UploadChunk, UploadHeader, UploadStatus

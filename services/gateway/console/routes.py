@@ -21,8 +21,7 @@ from twinkle_services.gateway.http.archives import ByteRange, FileResponse
 from twinkle_services.gateway.http.body import Pace, read_bytes, read_json
 from twinkle_services.gateway.http.call import JSON_TYPE, STATUSES, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.http.validation import JsonModel, read_model
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.auth import bearer_token
 from twinkle_services.kit.rpc.context import current_caller

@@ -11,8 +11,7 @@ from twinkle_services.gateway.config import FleetConfig
 from twinkle_services.gateway.errors import ReplicaNotFound
 from twinkle_services.gateway.fleet.members import Membership
 from twinkle_services.gateway.fleet.rules import Replica, ReplicaReport, ReplicaState, weight_sources
-from twinkle_services.kit.authority import require_internal, require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal, require_scope
 from twinkle_services.kit.config import host_of, is_loopback
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.ids import new_id

@@ -30,8 +30,7 @@ from twinkle_services.gateway.sampling.rules import (
 )
 from twinkle_services.gateway.sampling.streams import RunningRequest, RunningRequests, SampleStream
 from twinkle_services.gateway.sampling.suspects import Attempt
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import DomainError, ServiceUnreachable
 from twinkle_services.kit.errors.base import Code
 from twinkle_services.kit.paging import Page

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from twinkle.data_format import LoraConfig
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import BaseModelNotFound, InvalidField, QuotaExceeded, RequestIdReused
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.worker import completed

@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twinkle_services.kit.authority import require_internal, require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal, require_scope
 from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, Draining
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.paging import SortKey

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import BaseModelNotFound, InvalidField
 from twinkle_services.model.domain.errors import BatchTooLarge
 from twinkle_services.model.domain.plan import CostEstimator, PlanCost, TrainingPlan

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.telemetry import spans
 from twinkle_services.model.application.admission import Admission

@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from twinkle_services.kit.authority import require_internal, require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal, require_scope
 from twinkle_services.kit.errors import BaseModelNotFound, Code, DomainError
 from twinkle_services.kit.failpoints import reach
 from twinkle_services.model.application.directory import AdapterDirectory

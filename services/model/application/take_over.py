@@ -8,8 +8,7 @@ import asyncio
 
 import structlog
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import BaseModelNotFound
 from twinkle_services.kit.worker import completed
 from twinkle_services.model.application.lifecycle import Recover

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from enum import Enum
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import Draining, NotSupportedHere
 from twinkle_services.sampler.application.admission import Admission
 from twinkle_services.sampler.domain.generation import EngineLoad, SleepLevel

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from twinkle.data_format import SamplingParams, StopReason
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.errors import BaseModelNotFound, InvalidField
 from twinkle_services.kit.telemetry import measures, spans
 from twinkle_services.sampler.application.admission import Admission

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from twinkle.checkpoint_engine import PackedState
-from twinkle_services.kit.authority import require_internal
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal
 from twinkle_services.kit.errors import Draining, VersionNotFound
 from twinkle_services.kit.weights import (
     Base,

@@ -1,7 +1,6 @@
 """Lists, loads and unloads a tenant's adapter versions in this sampler's memory."""
 
-from twinkle_services.kit.authority import require_scope
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.paging import Page
 from twinkle_services.sampler.application.versions_protocol import Versions
 from twinkle_services.sampler.domain.adapter import AdapterChoice

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from twinkle_services.kit.authority import require_internal
-from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.caller import Caller, require_internal
 from twinkle_services.kit.errors import Cancelled, InvalidField
 from twinkle_services.sampler.application.batch import Batch, CompletedPrompt
 from twinkle_services.sampler.application.prompt_runner import PromptRun, PromptRunner, SampleRequest
