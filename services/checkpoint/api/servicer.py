@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-import grpc
-
 from twinkle.api.checkpoint.v1 import (
     checkpoint_service_pb2,
     checkpoint_service_pb2_grpc,
@@ -29,11 +27,10 @@ from twinkle_services.checkpoint.application.publish import Publisher
 from twinkle_services.checkpoint.application.uploads import Uploads
 from twinkle_services.checkpoint.application.versions import Versions
 from twinkle_services.checkpoint.application.weight_feed import WeightFeed
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import adapter_id_from_proto, not_negative, ttl_from_proto
 from twinkle_services.kit.weights.wire import frame_to_fetched
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
@@ -44,20 +41,20 @@ class WeightStreamServicer(weight_stream_service_pb2_grpc.WeightStreamServiceSer
         self._feed = feed
 
     async def Publish(
-        self, request_iterator: AsyncIterator[StateChunk | weight_stream_service_pb2.PublishRequest], context: _Context
+        self, request_iterator: AsyncIterator[StateChunk | weight_stream_service_pb2.PublishRequest], context: Context
     ) -> weight_stream_service_pb2.PublishResponse:
         record = await self._publisher.publish(current_caller(), convert.frames_from_proto(request_iterator))
         return convert.published_to_proto(record)
 
     async def Subscribe(
-        self, request: weight_stream_service_pb2.SubscribeRequest, context: _Context
+        self, request: weight_stream_service_pb2.SubscribeRequest, context: Context
     ) -> AsyncIterator[Any]:
         subscribe = convert.subscribe_from_proto(request)
         async with aclosing(self._feed.subscribe(current_caller(), subscribe)) as events:
             async for event in events:
                 yield convert.subscribed_to_proto(event)
 
-    async def Fetch(self, request: weight_stream_service_pb2.FetchRequest, context: _Context) -> AsyncIterator[Any]:
+    async def Fetch(self, request: weight_stream_service_pb2.FetchRequest, context: Context) -> AsyncIterator[Any]:
         fetch = convert.fetch_from_proto(request)
         async with aclosing(self._feed.fetch(current_caller(), fetch)) as frames:
             async for frame in frames:
@@ -71,7 +68,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         self._versions = versions
 
     async def GetVersion(
-        self, request: version_service_pb2.GetVersionRequest, context: _Context
+        self, request: version_service_pb2.GetVersionRequest, context: Context
     ) -> version_service_pb2.GetVersionResponse:
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = not_negative(request.version, 'version')
@@ -79,14 +76,14 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         return version_service_pb2.GetVersionResponse(version=convert_records.version_to_proto(version))
 
     async def ListVersions(
-        self, request: version_service_pb2.ListVersionsRequest, context: _Context
+        self, request: version_service_pb2.ListVersionsRequest, context: Context
     ) -> version_service_pb2.ListVersionsResponse:
         adapter_id, page = convert_records.versions_page_from_proto(request)
         versions, after = await self._versions.list_page(current_caller(), adapter_id, page)
         return convert_records.versions_to_proto(adapter_id, versions, after)
 
     async def PinVersion(
-        self, request: version_service_pb2.PinVersionRequest, context: _Context
+        self, request: version_service_pb2.PinVersionRequest, context: Context
     ) -> version_service_pb2.PinVersionResponse:
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
@@ -94,7 +91,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         return version_service_pb2.PinVersionResponse(version=convert_records.version_to_proto(version))
 
     async def UnpinVersion(
-        self, request: version_service_pb2.UnpinVersionRequest, context: _Context
+        self, request: version_service_pb2.UnpinVersionRequest, context: Context
     ) -> version_service_pb2.UnpinVersionResponse:
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
@@ -102,7 +99,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         return version_service_pb2.UnpinVersionResponse(version=convert_records.version_to_proto(version))
 
     async def DeleteVersion(
-        self, request: version_service_pb2.DeleteVersionRequest, context: _Context
+        self, request: version_service_pb2.DeleteVersionRequest, context: Context
     ) -> version_service_pb2.DeleteVersionResponse:
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         number = convert_records.exact_version(request.version)
@@ -110,7 +107,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         return version_service_pb2.DeleteVersionResponse()
 
     async def DeleteVersions(
-        self, request: version_service_pb2.DeleteVersionsRequest, context: _Context
+        self, request: version_service_pb2.DeleteVersionsRequest, context: Context
     ) -> version_service_pb2.DeleteVersionsResponse:
         adapter_id = adapter_id_from_proto(request.adapter_id, 'adapter_id')
         await self._versions.delete_all(current_caller(), adapter_id)
@@ -127,21 +124,21 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._watch = watch
 
     async def GetCheckpoint(
-        self, request: checkpoint_service_pb2.GetCheckpointRequest, context: _Context
+        self, request: checkpoint_service_pb2.GetCheckpointRequest, context: Context
     ) -> checkpoint_service_pb2.GetCheckpointResponse:
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
         found = await self._checkpoints.get(key)
         return checkpoint_service_pb2.GetCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
 
     async def VerifyCheckpoint(
-        self, request: checkpoint_service_pb2.VerifyCheckpointRequest, context: _Context
+        self, request: checkpoint_service_pb2.VerifyCheckpointRequest, context: Context
     ) -> checkpoint_service_pb2.VerifyCheckpointResponse:
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
         found = await self._checkpoints.verify(key)
         return checkpoint_service_pb2.VerifyCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(found))
 
     async def ListCheckpoints(
-        self, request: checkpoint_service_pb2.ListCheckpointsRequest, context: _Context
+        self, request: checkpoint_service_pb2.ListCheckpointsRequest, context: Context
     ) -> checkpoint_service_pb2.ListCheckpointsResponse:
         caller, adapter_id = current_caller(), request.adapter_id
         page = convert_records.checkpoints_page_from_proto(caller, request)
@@ -149,14 +146,14 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return convert_records.checkpoints_to_proto(caller, adapter_id, found, after)
 
     async def DeleteCheckpoint(
-        self, request: checkpoint_service_pb2.DeleteCheckpointRequest, context: _Context
+        self, request: checkpoint_service_pb2.DeleteCheckpointRequest, context: Context
     ) -> checkpoint_service_pb2.DeleteCheckpointResponse:
         caller = current_caller()
         await self._checkpoints.delete(caller, convert_records.key_from_proto(caller, request.checkpoint_path))
         return checkpoint_service_pb2.DeleteCheckpointResponse()
 
     async def SetCheckpointTtl(
-        self, request: checkpoint_service_pb2.SetCheckpointTtlRequest, context: _Context
+        self, request: checkpoint_service_pb2.SetCheckpointTtlRequest, context: Context
     ) -> checkpoint_service_pb2.SetCheckpointTtlResponse:
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
@@ -165,7 +162,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return checkpoint_service_pb2.SetCheckpointTtlResponse(checkpoint=convert_records.checkpoint_to_proto(changed))
 
     async def SetCheckpointVisibility(
-        self, request: checkpoint_service_pb2.SetCheckpointVisibilityRequest, context: _Context
+        self, request: checkpoint_service_pb2.SetCheckpointVisibilityRequest, context: Context
     ) -> checkpoint_service_pb2.SetCheckpointVisibilityResponse:
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
@@ -174,7 +171,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return checkpoint_service_pb2.SetCheckpointVisibilityResponse(checkpoint=message)
 
     async def CopyCheckpoint(
-        self, request: checkpoint_service_pb2.CopyCheckpointRequest, context: _Context
+        self, request: checkpoint_service_pb2.CopyCheckpointRequest, context: Context
     ) -> checkpoint_service_pb2.CopyCheckpointResponse:
         caller = current_caller()
         key = convert_records.key_from_proto(caller, request.checkpoint_path)
@@ -182,7 +179,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return checkpoint_service_pb2.CopyCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(copy))
 
     async def DownloadCheckpoint(
-        self, request: checkpoint_service_pb2.DownloadCheckpointRequest, context: _Context
+        self, request: checkpoint_service_pb2.DownloadCheckpointRequest, context: Context
     ) -> AsyncIterator[checkpoint_service_pb2.DownloadCheckpointResponse]:
         key = convert_records.key_from_proto(current_caller(), request.checkpoint_path)
         offset = not_negative(request.offset, 'offset')
@@ -191,14 +188,14 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
                 yield convert_records.piece_to_proto(piece)
 
     async def UploadCheckpoint(
-        self, request_iterator: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest], context: _Context
+        self, request_iterator: AsyncIterator[checkpoint_service_pb2.UploadCheckpointRequest], context: Context
     ) -> checkpoint_service_pb2.UploadCheckpointResponse:
         parts = convert_records.upload_from_proto(request_iterator)
         created = await self._uploads.receive(current_caller(), parts)
         return checkpoint_service_pb2.UploadCheckpointResponse(checkpoint=convert_records.checkpoint_to_proto(created))
 
     async def WatchCheckpoints(
-        self, request: checkpoint_service_pb2.WatchCheckpointsRequest, context: _Context
+        self, request: checkpoint_service_pb2.WatchCheckpointsRequest, context: Context
     ) -> AsyncIterator[checkpoint_service_pb2.WatchCheckpointsResponse]:
         async with aclosing(self._watch.watch(current_caller(), request.resume_token)) as events:
             async for event in events:

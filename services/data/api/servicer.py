@@ -5,9 +5,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from twinkle.api.data.v1 import (
     dataset_service_pb2,
@@ -19,12 +16,11 @@ from twinkle_services.data.api import convert, convert_loader
 from twinkle_services.data.application.datasets import Datasets
 from twinkle_services.data.application.loaders import Loaders
 from twinkle_services.data.application.uploads import Uploads
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto, not_negative
 from twinkle_services.kit.rpc.message_bounds import convert_large
 from twinkle_services.kit.rpc.server import Endpoint
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
@@ -34,20 +30,20 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         self._datasets, self._uploads = datasets, uploads
 
     async def CreateDataset(
-        self, request: dataset_service_pb2.CreateDatasetRequest, context: _Context
+        self, request: dataset_service_pb2.CreateDatasetRequest, context: Context
     ) -> dataset_service_pb2.CreateDatasetResponse:
         converted = await convert_large(convert.create_request_from_proto, request)
         dataset = await self._datasets.create(current_caller(), converted)
         return dataset_service_pb2.CreateDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def Upload(
-        self, request_iterator: AsyncIterator[dataset_service_pb2.UploadRequest], context: _Context
+        self, request_iterator: AsyncIterator[dataset_service_pb2.UploadRequest], context: Context
     ) -> dataset_service_pb2.UploadResponse:
         parts = convert.upload_parts_from_proto(request_iterator)
         return convert.upload_to_proto(await self._uploads.receive(current_caller(), parts))
 
     async def GetUpload(
-        self, request: dataset_service_pb2.GetUploadRequest, context: _Context
+        self, request: dataset_service_pb2.GetUploadRequest, context: Context
     ) -> dataset_service_pb2.GetUploadResponse:
         upload_id = id_from_proto(request.upload_id, 'upload_id')
         status = await self._uploads.get(current_caller(), upload_id)
@@ -56,21 +52,21 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         )
 
     async def Apply(
-        self, request: dataset_service_pb2.ApplyRequest, context: _Context
+        self, request: dataset_service_pb2.ApplyRequest, context: Context
     ) -> dataset_service_pb2.ApplyResponse:
         converted = await convert_large(convert.apply_request_from_proto, request)
         dataset = await self._datasets.apply(current_caller(), converted)
         return dataset_service_pb2.ApplyResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def GetDataset(
-        self, request: dataset_service_pb2.GetDatasetRequest, context: _Context
+        self, request: dataset_service_pb2.GetDatasetRequest, context: Context
     ) -> dataset_service_pb2.GetDatasetResponse:
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         dataset = await self._datasets.get(current_caller(), dataset_id)
         return dataset_service_pb2.GetDatasetResponse(dataset=convert.dataset_to_proto(dataset))
 
     async def ListDatasets(
-        self, request: dataset_service_pb2.ListDatasetsRequest, context: _Context
+        self, request: dataset_service_pb2.ListDatasetsRequest, context: Context
     ) -> dataset_service_pb2.ListDatasetsResponse:
         caller = current_caller()
         page = convert.page_from_proto(caller, request)
@@ -78,7 +74,7 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         return convert.page_to_proto(caller, datasets, after)
 
     async def PeekRows(
-        self, request: dataset_service_pb2.PeekRowsRequest, context: _Context
+        self, request: dataset_service_pb2.PeekRowsRequest, context: Context
     ) -> dataset_service_pb2.PeekRowsResponse:
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         begin, count = not_negative(request.begin_row, 'begin_row'), convert.row_count_from_proto(request)
@@ -86,20 +82,20 @@ class DatasetServicer(dataset_service_pb2_grpc.DatasetServiceServicer):
         return await asyncio.to_thread(convert_loader.peeked_to_proto, rows)
 
     async def GetStoredBytes(
-        self, request: dataset_service_pb2.GetStoredBytesRequest, context: _Context
+        self, request: dataset_service_pb2.GetStoredBytesRequest, context: Context
     ) -> dataset_service_pb2.GetStoredBytesResponse:
         dataset_bytes, upload_bytes = await self._datasets.stored_bytes(current_caller())
         return dataset_service_pb2.GetStoredBytesResponse(dataset_bytes=dataset_bytes, upload_bytes=upload_bytes)
 
     async def DeleteDataset(
-        self, request: dataset_service_pb2.DeleteDatasetRequest, context: _Context
+        self, request: dataset_service_pb2.DeleteDatasetRequest, context: Context
     ) -> dataset_service_pb2.DeleteDatasetResponse:
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         await self._datasets.delete(current_caller(), dataset_id)
         return dataset_service_pb2.DeleteDatasetResponse()
 
     async def ExportDataset(
-        self, request: dataset_service_pb2.ExportDatasetRequest, context: _Context
+        self, request: dataset_service_pb2.ExportDatasetRequest, context: Context
     ) -> AsyncIterator[dataset_service_pb2.ExportDatasetResponse]:
         dataset_id = id_from_proto(request.dataset_id, 'dataset_id')
         file_format = convert.format_from_proto(request.format, 'format')
@@ -117,13 +113,13 @@ class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
         self._loaders = loaders
 
     async def OpenLoader(
-        self, request: loader_service_pb2.OpenLoaderRequest, context: _Context
+        self, request: loader_service_pb2.OpenLoaderRequest, context: Context
     ) -> loader_service_pb2.OpenLoaderResponse:
         loader = await self._loaders.open(current_caller(), convert_loader.open_request_from_proto(request))
         return loader_service_pb2.OpenLoaderResponse(loader=convert_loader.loader_to_proto(loader))
 
     async def StreamBatches(
-        self, request_iterator: AsyncIterator[loader_service_pb2.StreamBatchesRequest], context: _Context
+        self, request_iterator: AsyncIterator[loader_service_pb2.StreamBatchesRequest], context: Context
     ) -> AsyncIterator[loader_service_pb2.StreamBatchesResponse]:
         requests = convert_loader.stream_requests_from_proto(request_iterator)
         async with aclosing(self._loaders.stream(current_caller(), requests)) as batches:
@@ -131,7 +127,7 @@ class LoaderServicer(loader_service_pb2_grpc.LoaderServiceServicer):
                 yield convert_loader.batch_to_proto(item)
 
     async def CloseLoader(
-        self, request: loader_service_pb2.CloseLoaderRequest, context: _Context
+        self, request: loader_service_pb2.CloseLoaderRequest, context: Context
     ) -> loader_service_pb2.CloseLoaderResponse:
         loader_id = id_from_proto(request.loader_id, 'loader_id')
         await self._loaders.close(current_caller(), loader_id)

@@ -6,9 +6,6 @@ Functions raise InvalidField if an id, a label or a time is invalid, or if there
 # ruff: noqa: N802 (the methods have the contract's names)
 
 from collections.abc import Mapping
-from typing import Any
-
-import grpc
 
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.gateway.v1 import catalogue_service_pb2 as messages
@@ -19,6 +16,7 @@ from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilte
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.page_tokens import next_token, page_from_proto, query_of
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import (
     id_from_proto,
@@ -27,8 +25,6 @@ from twinkle_services.kit.rpc.fields import (
     time_from_proto,
     timestamp_to_proto,
 )
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_FILTER_LABELS = 16
 """Maximum number of labels in a filter."""

@@ -5,10 +5,6 @@ Functions raise InvalidField if a field is missing, too long, or has a control c
 
 # ruff: noqa: N802 (the methods have the contract's names)
 
-from typing import Any
-
-import grpc
-
 from twinkle.api.error.v1 import error_reason_pb2
 from twinkle.api.gateway.v1 import export_service_pb2 as messages
 from twinkle.api.gateway.v1 import export_service_pb2_grpc
@@ -17,10 +13,10 @@ from twinkle_services.gateway.exports.rules import Export, ExportRequest, Export
 from twinkle_services.gateway.page_tokens import next_token, page_from_proto
 from twinkle_services.gateway.paging import Listing
 from twinkle_services.kit.errors import DomainError
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto, text_from_proto, timestamp_to_proto
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _PATH_LENGTH = 512
 _STATES = {
     ExportState.WAITING: messages.EXPORT_STATE_WAITING,

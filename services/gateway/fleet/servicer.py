@@ -4,19 +4,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
 from twinkle.api.gateway.v1 import fleet_service_pb2_grpc
 from twinkle_services.gateway.fleet import convert
 from twinkle_services.gateway.fleet.replicas import Replicas
 from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import duration_to_proto, id_from_proto
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
@@ -25,14 +21,14 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    async def Register(self, request: wire.RegisterRequest, context: _Context) -> wire.RegisterResponse:
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         report = convert.report_from_proto(request.replica, peer=context.peer())
         checkpoint_address = await self._replicas.register(current_caller(), report)
         lease = duration_to_proto(self._replicas.lease_duration)
         return wire.RegisterResponse(lease_interval=lease, checkpoint_address=checkpoint_address)
 
     async def Lease(
-        self, request_iterator: AsyncIterator[wire.LeaseRequest], context: _Context
+        self, request_iterator: AsyncIterator[wire.LeaseRequest], context: Context
     ) -> AsyncIterator[wire.LeaseResponse]:
         peer = context.peer()
         reports = (convert.report_from_proto(item.replica, peer=peer) async for item in request_iterator)
@@ -40,17 +36,17 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
             async for terms in responses:
                 yield convert.terms_to_proto(terms)
 
-    async def Drain(self, request: wire.DrainRequest, context: _Context) -> wire.DrainResponse:
+    async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainResponse:
         replica = await self._replicas.drain(current_caller(), id_from_proto(request.replica_id, 'replica_id'))
         return wire.DrainResponse(replica=convert.replica_to_proto(replica))
 
-    async def ListReplicas(self, request: wire.ListReplicasRequest, context: _Context) -> wire.ListReplicasResponse:
+    async def ListReplicas(self, request: wire.ListReplicasRequest, context: Context) -> wire.ListReplicasResponse:
         page = parse_page(request.page_size, request.page_token, query='ListReplicas', key_types=(str,))
         replicas, after = await self._replicas.list(current_caller(), page)
         return convert.replicas_to_proto(replicas, next_page_token=page_token_after(after, query='ListReplicas'))
 
     async def WatchFleet(
-        self, request: wire.WatchFleetRequest, context: _Context
+        self, request: wire.WatchFleetRequest, context: Context
     ) -> AsyncIterator[wire.WatchFleetResponse]:
         async with aclosing(self._replicas.watch(current_caller(), request.resume_token)) as events:
             async for event in events:

@@ -19,6 +19,7 @@ from twinkle.api.data.v1 import dataset_service_pb2
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 from twinkle_services.gateway.quotas.enforcement import TrainingLimits
 from twinkle_services.gateway.quotas.grpc import admitted_operation, refused_creation
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 
 _ADAPTERS = adapter_service_pb2.DESCRIPTOR.services_by_name['AdapterService'].full_name
@@ -30,7 +31,6 @@ _TRAIN = f'/{_TRAINING}/Train'
 _UPLOADS = (f'/{_CHECKPOINTS}/UploadCheckpoint', f'/{_DATASETS}/Upload')
 
 _grpc: Any = grpc
-Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
 """Handler of a method. The type stubs of gRPC do not cover its asyncio handlers."""
 UnaryCall = Callable[[bytes, Context], Awaitable[bytes]]

@@ -18,13 +18,12 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.kit.errors import DomainError, ServiceUnreachable
-from twinkle_services.kit.rpc.call import cancelled_if_disconnected
+from twinkle_services.kit.rpc.call import Context, cancelled_if_disconnected
 from twinkle_services.kit.rpc.channel import forwarded_metadata
 from twinkle_services.kit.rpc.context import current_request_id
 from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY
 from twinkle_services.kit.rpc.status import error_from_call
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 STATUS_DETAILS_KEY = 'grpc-status-details-bin'

@@ -7,8 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-import grpc
-
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle.api.server.v1 import server_service_pb2 as messages
@@ -17,10 +15,10 @@ from twinkle_services.gateway.errors import BaseModelsUnreachable
 from twinkle_services.gateway.fleet.upstreams import ServiceFacts
 from twinkle_services.kit.errors import InvalidPageToken, ServiceUnreachable
 from twinkle_services.kit.paging import Page, page_token_after, parse_page
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.server_info import CONTRACT_VERSION
 
-Context = grpc.aio.ServicerContext[Any, Any]
 ListOne = Callable[[bytes, Context], Awaitable[bytes]]
 """Calls ListAdapters of one service."""
 _Key = tuple[int, int, str]
@@ -141,7 +139,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
         self._upstreams = tuple(upstreams)
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
-        self, request: messages.GetServerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: messages.GetServerInfoRequest, context: Context
     ) -> messages.GetServerInfoResponse:
         others = await asyncio.gather(*(upstream.describe() for upstream in self._upstreams))
         own = self._own()

@@ -8,9 +8,6 @@ Functions raise InvalidField if a field is missing, malformed or out of range.
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
-
-import grpc
 
 from twinkle.api.gateway.v1 import key_service_pb2 as messages
 from twinkle.api.gateway.v1 import key_service_pb2_grpc
@@ -20,6 +17,7 @@ from twinkle_services.gateway.keys.rules import DEFAULT_OVERLAP, ApiKey, KeyRequ
 from twinkle_services.gateway.keys.tenants import Projects, Tenants
 from twinkle_services.gateway.page_tokens import next_token, page_from_proto
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.fields import (
     MAX_TTL,
     duration_from_proto,
@@ -29,7 +27,6 @@ from twinkle_services.kit.rpc.fields import (
     ttl_from_proto,
 )
 
-Context = grpc.aio.ServicerContext[Any, Any]
 MAX_NAME_LENGTH = 256
 """Maximum number of characters of a display name."""
 _CHOSEN_ID = re.compile(r'[a-z0-9-]{1,64}')

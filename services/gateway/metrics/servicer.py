@@ -5,9 +5,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from twinkle.api.gateway.v1 import metric_service_pb2 as messages
 from twinkle.api.gateway.v1 import metric_service_pb2_grpc
@@ -20,10 +17,9 @@ from twinkle_services.gateway.metrics.convert import (
 )
 from twinkle_services.gateway.metrics.metrics import Metrics
 from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MetricServicer(metric_service_pb2_grpc.MetricServiceServicer):

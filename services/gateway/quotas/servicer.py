@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-import grpc
-
 from twinkle.api.gateway.v1 import catalogue_service_pb2, quota_service_pb2_grpc
 from twinkle.api.gateway.v1 import quota_service_pb2 as messages
 from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
@@ -18,10 +16,10 @@ from twinkle_services.gateway.keys.servicer import tenant_id_from_proto
 from twinkle_services.gateway.quotas.quotas import Quotas
 from twinkle_services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT, Quota, TimeRange, Usage
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import time_from_proto
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _MINIMUMS = {
     'max_adapters': 0,
     'tokens_per_second': 1,

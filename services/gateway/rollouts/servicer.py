@@ -4,9 +4,6 @@
 
 import asyncio
 import json
-from typing import Any
-
-import grpc
 
 from twinkle.api.gateway.v1 import rollout_service_pb2 as messages
 from twinkle.api.gateway.v1 import rollout_service_pb2_grpc
@@ -16,11 +13,10 @@ from twinkle_services.gateway.rollouts.rollouts import Rollouts
 from twinkle_services.gateway.rollouts.rules import MAX_LISTED_GROUPS, GroupKey, RolloutPage, StoredRollout
 from twinkle_services.kit.errors import InvalidPageToken
 from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto, timestamp_to_proto
 from twinkle_services.kit.rpc.message_bounds import convert_large
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import grpc
-
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.data_format import base_model_id
@@ -24,6 +22,7 @@ from twinkle_services.gateway.sampling.rules import (
     SampleRequest,
 )
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, duration_from_proto, duration_to_proto, text_from_proto
 from twinkle_services.kit.rpc.tensors import tensor_from_proto
 
@@ -249,7 +248,7 @@ def sequence_count(params: sampling_pb2.SamplingParams) -> int:
     return min(max(params.sample_count, 1), MAX_SEQUENCES) if params.HasField('sample_count') else 1
 
 
-def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+def deadline_of(context: Context) -> float | None:
     """Return the deadline of a call on the event loop's clock; None for no deadline."""
     remaining: Any = context.time_remaining()
     return None if remaining is None else asyncio.get_running_loop().time() + float(remaining)

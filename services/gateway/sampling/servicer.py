@@ -17,10 +17,10 @@ from twinkle_services.gateway.sampling import convert
 from twinkle_services.gateway.sampling.rules import BatchRequest, RoutedRequest, SampleRequest
 from twinkle_services.gateway.sampling.sampling import Sampling
 from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 _DESCRIPTOR = wire.DESCRIPTOR.services_by_name['SamplerService']
 
 
@@ -30,69 +30,69 @@ class SamplerServicer:
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
-    async def Sample(self, request: SampleRequest, context: _Context) -> AsyncIterator[bytes]:
+    async def Sample(self, request: SampleRequest, context: Context) -> AsyncIterator[bytes]:
         deadline = convert.deadline_of(context)
         async with aclosing(self._sampling.sample(current_caller(), request, deadline=deadline)) as chunks:
             async for chunk in chunks:
                 yield chunk.message
 
-    async def SampleBatch(self, request: BatchRequest, context: _Context) -> AsyncIterator[bytes]:
+    async def SampleBatch(self, request: BatchRequest, context: Context) -> AsyncIterator[bytes]:
         deadline = convert.deadline_of(context)
         async with aclosing(self._sampling.sample_batch(current_caller(), request, deadline=deadline)) as results:
             async for result in results:
                 yield result.message
 
-    async def ComputeLogprobs(self, request: BatchRequest, context: _Context) -> bytes:
+    async def ComputeLogprobs(self, request: BatchRequest, context: Context) -> bytes:
         deadline = convert.deadline_of(context)
         return convert.join_scores(await self._sampling.compute_logprobs(current_caller(), request, deadline=deadline))
 
-    async def DescribeTokens(self, request: RoutedRequest, context: _Context) -> bytes:
+    async def DescribeTokens(self, request: RoutedRequest, context: Context) -> bytes:
         return await self._sampling.call_one(current_caller(), request, deadline=convert.deadline_of(context))
 
-    async def Abort(self, request: wire.AbortRequest, context: _Context) -> bytes:
+    async def Abort(self, request: wire.AbortRequest, context: Context) -> bytes:
         request_id = id_from_proto(request.request_id, 'request_id')
         await self._sampling.abort(current_caller(), request_id, request.SerializeToString())
         return wire.AbortResponse().SerializeToString()
 
-    async def ListResidentAdapters(self, request: wire.ListResidentAdaptersRequest, context: _Context) -> bytes:
+    async def ListResidentAdapters(self, request: wire.ListResidentAdaptersRequest, context: Context) -> bytes:
         query = f'ListResidentAdapters {current_caller().tenant_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, int))
         deadline = convert.deadline_of(context)
         adapters, after = await self._sampling.list_resident_adapters(current_caller(), page, deadline=deadline)
         return convert.residents_to_proto(adapters, next_page_token=page_token_after(after, query=query))
 
-    async def LoadAdapter(self, request: RoutedRequest, context: _Context) -> bytes:
+    async def LoadAdapter(self, request: RoutedRequest, context: Context) -> bytes:
         return await self._sampling.load_adapter(current_caller(), request, deadline=convert.deadline_of(context))
 
-    async def UnloadAdapter(self, request: bytes, context: _Context) -> bytes:
+    async def UnloadAdapter(self, request: bytes, context: Context) -> bytes:
         return (await self._call_all('UnloadAdapter', request, context))[0]
 
-    async def GetLoad(self, request: wire.GetLoadRequest, context: _Context) -> bytes:
+    async def GetLoad(self, request: wire.GetLoadRequest, context: Context) -> bytes:
         load = await self._sampling.load(current_caller())
         return wire.GetLoadResponse(load=load_to_proto(load)).SerializeToString()
 
-    async def WatchLoad(self, request: wire.WatchLoadRequest, context: _Context) -> AsyncIterator[bytes]:
+    async def WatchLoad(self, request: wire.WatchLoadRequest, context: Context) -> AsyncIterator[bytes]:
         interval = convert.interval_from_proto(request)
         async with aclosing(self._sampling.watch_load(current_caller(), interval)) as loads:
             async for load in loads:
                 yield wire.WatchLoadResponse(load=load_to_proto(load)).SerializeToString()
 
-    async def ResetPrefixCache(self, request: bytes, context: _Context) -> bytes:
+    async def ResetPrefixCache(self, request: bytes, context: Context) -> bytes:
         return convert.join_resets(await self._call_all('ResetPrefixCache', request, context))
 
-    async def Pause(self, request: bytes, context: _Context) -> bytes:
+    async def Pause(self, request: bytes, context: Context) -> bytes:
         return (await self._call_all('Pause', request, context))[0]
 
-    async def Resume(self, request: bytes, context: _Context) -> bytes:
+    async def Resume(self, request: bytes, context: Context) -> bytes:
         return (await self._call_all('Resume', request, context))[0]
 
-    async def Sleep(self, request: bytes, context: _Context) -> bytes:
+    async def Sleep(self, request: bytes, context: Context) -> bytes:
         return (await self._call_all('Sleep', request, context))[0]
 
-    async def WakeUp(self, request: bytes, context: _Context) -> bytes:
+    async def WakeUp(self, request: bytes, context: Context) -> bytes:
         return (await self._call_all('WakeUp', request, context))[0]
 
-    async def _call_all(self, method: str, request: bytes, context: _Context) -> list[bytes]:
+    async def _call_all(self, method: str, request: bytes, context: Context) -> list[bytes]:
         scope = requirement_of(f'{_DESCRIPTOR.full_name}/{method}') or Scope.OPERATOR
         deadline = convert.deadline_of(context)
         return await self._sampling.call_all(current_caller(), method, request, scope=scope, deadline=deadline)

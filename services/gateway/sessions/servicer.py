@@ -6,9 +6,6 @@ Functions raise InvalidField if a field is missing, malformed or out of range.
 # ruff: noqa: N802 (the methods have the contract's names)
 
 from collections.abc import Mapping
-from typing import Any
-
-import grpc
 
 from twinkle.api.gateway.v1 import session_service_pb2 as messages
 from twinkle.api.gateway.v1 import session_service_pb2_grpc
@@ -17,6 +14,7 @@ from twinkle_services.gateway.page_tokens import next_token, page_from_proto
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
 from twinkle_services.gateway.sessions.sessions import Sessions
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import (
     MAX_LABEL_LENGTH,
@@ -27,7 +25,6 @@ from twinkle_services.kit.rpc.fields import (
     timestamp_to_proto,
 )
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _STATES: Mapping[SessionState, messages.SessionState.ValueType] = {
     SessionState.ACTIVE: messages.SESSION_STATE_ACTIVE,
     SessionState.FINISHED: messages.SESSION_STATE_FINISHED,

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
-import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from twinkle.api.gateway.v1 import trace_service_pb2 as messages
@@ -18,6 +16,7 @@ from twinkle_services.gateway.page_tokens import next_token, page_from_proto, qu
 from twinkle_services.gateway.traces.summaries import MAX_LISTED_NAMES, TraceFilter, TraceSummary
 from twinkle_services.gateway.traces.traces import Traces, VisibleTrace
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import (
     MAX_ID_LENGTH,
@@ -28,7 +27,6 @@ from twinkle_services.kit.rpc.fields import (
     text_from_proto,
 )
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _KINDS = {name.removeprefix('SPAN_KIND_').lower(): number for name, number in messages.SpanKind.items()}
 
 

@@ -20,6 +20,8 @@ from twinkle_services.kit.rpc.message_elements import check_request_elements
 UNKNOWN_METHOD = '_OTHER'
 """Label of all methods that the server does not have. Using their names as labels would let callers without credentials
 create any number of labels."""
+Context = grpc.aio.ServicerContext[Any, Any]
+"""Context of a served call, which gRPC passes to the handler."""
 Decoder = Callable[[bytes], Any]
 """Parses the bytes of a request; raises DecodeError for invalid bytes."""
 
@@ -46,7 +48,7 @@ class Call:
 
     method: str
     """Full name, such as `/twinkle.api.model.v1.TrainingService/Execute`."""
-    context: grpc.aio.ServicerContext[Any, Any]
+    context: Context
     is_known: bool = True
     """Whether the server has the method."""
     is_stream: bool = False
@@ -72,7 +74,7 @@ class Call:
     def begin(
         cls,
         method: str,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
         *,
         decode: Decoder | None,
         is_known: bool = True,

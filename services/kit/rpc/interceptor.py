@@ -11,7 +11,7 @@ import grpc
 from grpc_status import rpc_status
 
 from twinkle_services.kit.errors import NotBuiltYet, QueueFull
-from twinkle_services.kit.rpc.call import Call, Decoder, cancelled_if_disconnected
+from twinkle_services.kit.rpc.call import Call, Context, Decoder, cancelled_if_disconnected
 from twinkle_services.kit.rpc.layers import Layer
 from twinkle_services.kit.rpc.status import status_from_error
 from twinkle_services.kit.rpc.unread_requests import reading_rest, reading_rest_if_refused
@@ -56,7 +56,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             return handler
         behaviour = handler.stream_stream or handler.unary_stream
 
-        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async def serve(request: Any, context: Context) -> None:
             if self._open_streams[prefix] >= MAX_OPEN_STREAMS:
                 refusal = QueueFull(queue_length=self._open_streams[prefix], queue_limit=MAX_OPEN_STREAMS)
                 status = rpc_status.to_status(status_from_error(refusal))
@@ -86,7 +86,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(serve, response_serializer=encode)
 
     def _single(self, method: str, behaviour: Callable[..., Awaitable[Any]], decode: Decoder | None) -> Any:
-        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def serve(request: Any, context: Context) -> Any:
             call = Call.begin(method, context, decode=decode, is_stream=hasattr(request, '__aiter__'))
             async with self._around(call, request), reading_rest(request):
                 return await behaviour(await call.received(request), context)
@@ -98,7 +98,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         # Responses are written here instead of yielded, so that a cancelled call is interrupted inside these scopes and
         # the generator is closed immediately.
-        async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async def serve(request: Any, context: Context) -> None:
             call = Call.begin(method, context, decode=decode, is_known=is_known, is_stream=True)
             async with (
                 self._around(call, request),
@@ -121,7 +121,7 @@ class LayeredInterceptor(grpc.aio.ServerInterceptor):
             yield
 
 
-async def _write_all(responses: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+async def _write_all(responses: Any, context: Context) -> None:
     """Write the responses of a generator, or await a coroutine that writes them itself."""
     if not hasattr(responses, '__aiter__'):
         await responses
@@ -145,6 +145,6 @@ class _NoResponses:
         """Close the stream, which has no resources."""
 
 
-def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _NoResponses:
+def _refuse(request: Any, context: Context) -> _NoResponses:
     del request, context
     return _NoResponses()

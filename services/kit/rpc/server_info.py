@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any
-
-import grpc
 
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.json_values import struct_of
 from twinkle_services.kit.server_facts import ServerFacts
 
@@ -70,7 +68,7 @@ class ServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
     async def GetServerInfo(  # noqa: N802 (the contract's name)
         self,
         request: server_service_pb2.GetServerInfoRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> server_service_pb2.GetServerInfoResponse:
         """Return the description of this service as a response."""
         return server_service_pb2.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[self.describe()])

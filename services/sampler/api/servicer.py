@@ -4,21 +4,17 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc
 from twinkle_services.kit.paging import page_token_after, parse_page
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto
 from twinkle_services.sampler.api import convert, convert_responses
 from twinkle_services.sampler.application.engine_control import EngineControl
 from twinkle_services.sampler.application.resident_adapters import ResidentAdapters
 from twinkle_services.sampler.application.sampling import Sampling
-
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
@@ -29,14 +25,14 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
         self._control = control
         self._adapters = adapters
 
-    async def Sample(self, request: wire.SampleRequest, context: _Context) -> AsyncIterator[wire.SampleResponse]:
+    async def Sample(self, request: wire.SampleRequest, context: Context) -> AsyncIterator[wire.SampleResponse]:
         sample = convert.sample_from_proto(request)
         async with aclosing(self._sampling.sample(current_caller(), sample)) as events:
             async for event in events:
                 yield convert_responses.event_to_proto(event)
 
     async def SampleBatch(
-        self, request: wire.SampleBatchRequest, context: _Context
+        self, request: wire.SampleBatchRequest, context: Context
     ) -> AsyncIterator[wire.SampleBatchResponse]:
         batch = convert.batch_from_proto(request)
         async with aclosing(self._sampling.sample_batch(current_caller(), batch)) as prompts:
@@ -44,23 +40,23 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
                 yield convert_responses.completed_to_proto(prompt)
 
     async def ComputeLogprobs(
-        self, request: wire.ComputeLogprobsRequest, context: _Context
+        self, request: wire.ComputeLogprobsRequest, context: Context
     ) -> wire.ComputeLogprobsResponse:
         scores = await self._sampling.compute_logprobs(current_caller(), convert.logprobs_from_proto(request))
         return convert_responses.scores_to_proto(scores)
 
     async def DescribeTokens(
-        self, request: wire.DescribeTokensRequest, context: _Context
+        self, request: wire.DescribeTokensRequest, context: Context
     ) -> wire.DescribeTokensResponse:
         base_model, token_ids = convert.tokens_from_proto(request)
         return convert_responses.forms_to_proto(await self._sampling.describe_tokens(base_model, token_ids))
 
-    async def Abort(self, request: wire.AbortRequest, context: _Context) -> wire.AbortResponse:
+    async def Abort(self, request: wire.AbortRequest, context: Context) -> wire.AbortResponse:
         await self._control.abort(current_caller(), id_from_proto(request.request_id, 'request_id'))
         return wire.AbortResponse()
 
     async def ListResidentAdapters(
-        self, request: wire.ListResidentAdaptersRequest, context: _Context
+        self, request: wire.ListResidentAdaptersRequest, context: Context
     ) -> wire.ListResidentAdaptersResponse:
         query = f'ListResidentAdapters {current_caller().tenant_id}'
         page = parse_page(request.page_size, request.page_token, query=query, key_types=(str, int))
@@ -69,19 +65,19 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
         adapters = [convert_responses.resident_to_proto(version) for version in versions]
         return wire.ListResidentAdaptersResponse(adapters=adapters, next_page_token=token)
 
-    async def LoadAdapter(self, request: wire.LoadAdapterRequest, context: _Context) -> wire.LoadAdapterResponse:
+    async def LoadAdapter(self, request: wire.LoadAdapterRequest, context: Context) -> wire.LoadAdapterResponse:
         version = await self._adapters.load(current_caller(), convert.required_choice_from_proto(request))
         return wire.LoadAdapterResponse(adapter=convert_responses.resident_to_proto(version))
 
-    async def UnloadAdapter(self, request: wire.UnloadAdapterRequest, context: _Context) -> wire.UnloadAdapterResponse:
+    async def UnloadAdapter(self, request: wire.UnloadAdapterRequest, context: Context) -> wire.UnloadAdapterResponse:
         await self._adapters.unload(current_caller(), id_from_proto(request.adapter_id, 'adapter_id'))
         return wire.UnloadAdapterResponse()
 
-    async def GetLoad(self, request: wire.GetLoadRequest, context: _Context) -> wire.GetLoadResponse:
+    async def GetLoad(self, request: wire.GetLoadRequest, context: Context) -> wire.GetLoadResponse:
         return wire.GetLoadResponse(load=convert_responses.load_to_proto(self._control.load))
 
     async def WatchLoad(
-        self, request: wire.WatchLoadRequest, context: _Context
+        self, request: wire.WatchLoadRequest, context: Context
     ) -> AsyncIterator[wire.WatchLoadResponse]:
         interval = convert.interval_from_proto(request)
         async with aclosing(self._control.watch_load(interval)) as loads:
@@ -89,23 +85,23 @@ class SamplerServicer(sampler_service_pb2_grpc.SamplerServiceServicer):
                 yield wire.WatchLoadResponse(load=convert_responses.load_to_proto(load))
 
     async def ResetPrefixCache(
-        self, request: wire.ResetPrefixCacheRequest, context: _Context
+        self, request: wire.ResetPrefixCacheRequest, context: Context
     ) -> wire.ResetPrefixCacheResponse:
         dropped = await self._control.reset_prefix_cache(current_caller())
         return wire.ResetPrefixCacheResponse(dropped_token_count=dropped)
 
-    async def Pause(self, request: wire.PauseRequest, context: _Context) -> wire.PauseResponse:
+    async def Pause(self, request: wire.PauseRequest, context: Context) -> wire.PauseResponse:
         await self._control.pause(current_caller(), convert.pause_mode_from_proto(request.mode))
         return wire.PauseResponse()
 
-    async def Resume(self, request: wire.ResumeRequest, context: _Context) -> wire.ResumeResponse:
+    async def Resume(self, request: wire.ResumeRequest, context: Context) -> wire.ResumeResponse:
         await self._control.resume(current_caller())
         return wire.ResumeResponse()
 
-    async def Sleep(self, request: wire.SleepRequest, context: _Context) -> wire.SleepResponse:
+    async def Sleep(self, request: wire.SleepRequest, context: Context) -> wire.SleepResponse:
         await self._control.sleep(current_caller(), convert.sleep_level_from_proto(request.level))
         return wire.SleepResponse()
 
-    async def WakeUp(self, request: wire.WakeUpRequest, context: _Context) -> wire.WakeUpResponse:
+    async def WakeUp(self, request: wire.WakeUpRequest, context: Context) -> wire.WakeUpResponse:
         await self._control.wake_up(current_caller())
         return wire.WakeUpResponse()

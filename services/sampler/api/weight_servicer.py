@@ -7,14 +7,12 @@ Chunk frames are yielded as `StateChunk` values; the handlers of `twinkle_servic
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2 as wire
 from twinkle.api.checkpoint.v1 import weight_stream_service_pb2_grpc
 from twinkle.checkpoint_engine import StateChunk
 from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import adapter_id_from_proto, not_negative
 from twinkle_services.kit.weights import Frame
@@ -27,8 +25,6 @@ from twinkle_services.kit.weights.wire import (
 from twinkle_services.sampler.application.relay import FetchRequest, Relay, SubscribeRequest
 from twinkle_services.sampler.ports import Synced
 
-_Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class WeightServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer):
     """Serves WeightStreamService except for Publish."""
@@ -37,14 +33,14 @@ class WeightServicer(weight_stream_service_pb2_grpc.WeightStreamServiceServicer)
         self._relay = relay
 
     async def Subscribe(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks are not messages)
-        self, request: wire.SubscribeRequest, context: _Context
+        self, request: wire.SubscribeRequest, context: Context
     ) -> AsyncIterator[StateChunk | wire.SubscribeResponse]:
         async with aclosing(self._relay.subscribe(current_caller(), subscribe_from_proto(request))) as events:
             async for event in events:
                 yield subscribed_to_proto(event)
 
     async def Fetch(  # pyright: ignore[reportIncompatibleMethodOverride] (chunks are not messages)
-        self, request: wire.FetchRequest, context: _Context
+        self, request: wire.FetchRequest, context: Context
     ) -> AsyncIterator[StateChunk | wire.FetchResponse]:
         async with aclosing(self._relay.fetch(current_caller(), fetch_from_proto(request))) as frames:
             async for frame in frames:
