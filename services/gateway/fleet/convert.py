@@ -5,7 +5,6 @@ Functions raise InvalidField if a field is invalid; the error names it.
 
 import ipaddress
 import re
-from collections.abc import Iterable
 from urllib.parse import unquote
 
 from twinkle.api.gateway.v1 import fleet_service_pb2 as wire
@@ -98,10 +97,6 @@ def replica_to_proto(replica: Replica) -> wire.Replica:
         is_static=replica.is_static,
         followed_run=report.followed_run,
     )
-
-
-def replicas_to_proto(replicas: Iterable[Replica], *, next_page_token: str) -> wire.ListReplicasResponse:
-    return wire.ListReplicasResponse(replicas=map(replica_to_proto, replicas), next_page_token=next_page_token)
 
 
 def event_to_proto(event: FleetEvent) -> wire.WatchFleetResponse:

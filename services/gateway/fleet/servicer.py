@@ -43,7 +43,10 @@ class FleetServicer(fleet_service_pb2_grpc.FleetServiceServicer):
     async def ListReplicas(self, request: wire.ListReplicasRequest, context: Context) -> wire.ListReplicasResponse:
         page = parse_page(request.page_size, request.page_token, query='ListReplicas', key_types=(str,))
         replicas, after = await self._replicas.list(current_caller(), page)
-        return convert.replicas_to_proto(replicas, next_page_token=page_token_after(after, query='ListReplicas'))
+        next_page_token = page_token_after(after, query='ListReplicas')
+        return wire.ListReplicasResponse(
+            replicas=map(convert.replica_to_proto, replicas), next_page_token=next_page_token
+        )
 
     async def WatchFleet(
         self, request: wire.WatchFleetRequest, context: Context
