@@ -16,10 +16,10 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.data_format import base_model_id
 from twinkle_services.gateway.fleet.model_routes import ModelRoutes
-from twinkle_services.gateway.forwarding.bytes import Context, Forwarder, MethodHandlers
+from twinkle_services.gateway.forwarding.bytes import Forwarder, MethodHandlers
 from twinkle_services.gateway.forwarding.merged import AdapterLists
 from twinkle_services.kit.errors import DomainError, InvalidField
-from twinkle_services.kit.rpc.call import cancelled_if_disconnected
+from twinkle_services.kit.rpc.call import Context, cancelled_if_disconnected
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import id_from_proto
 from twinkle_services.kit.rpc.serialized_fields import UnreadableMessageError, has_field, peek_text
