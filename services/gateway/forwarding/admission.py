@@ -72,7 +72,9 @@ class AdmittedCalls(grpc.GenericRpcHandler):
     async def _execute(self, inner: UnaryCall, request: bytes, context: Context) -> bytes:
         remaining: Any = context.time_remaining()
         patience = self._patience_seconds if remaining is None else min(remaining, self._patience_seconds)
-        return await inner(await self._admit(request, patience), context)
+        tenant_id = current_caller().tenant_id
+        request = await admitted_operation(self._limits, tenant_id, request, patience_seconds=patience)
+        return await inner(request, context)
 
     async def _store(self, inner: Callable[..., Awaitable[bytes]], request: Any, context: Context) -> bytes:
         """Call a method that stores data; `request` is one request or a stream of requests."""
@@ -86,9 +88,6 @@ class AdmittedCalls(grpc.GenericRpcHandler):
 
     async def _admitted(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield each operation of a stream once it is admitted; until then, back-pressure slows the client down."""
-        async for request in requests:
-            yield await self._admit(request, None)
-
-    async def _admit(self, request: bytes, patience_seconds: float | None) -> bytes:
         tenant_id = current_caller().tenant_id
-        return await admitted_operation(self._limits, tenant_id, request, patience_seconds=patience_seconds)
+        async for request in requests:
+            yield await admitted_operation(self._limits, tenant_id, request, patience_seconds=None)
