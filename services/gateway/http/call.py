@@ -117,6 +117,8 @@ class Route:
     function returns None, the call is open: it is served without a caller, and open calls share one tenant's limits."""
     write_error: Callable[[HttpCall, DomainError], Awaitable[None]] | None = None
     """Writes an error for clients of a protocol without JSON errors; None writes the body that `errors` builds."""
+    error_event: str = ''
+    """Name of the event that ends a stream of events with an error; empty for an event without a name."""
 
 
 @dataclass
@@ -246,7 +248,8 @@ class EventResponse:
                 if not call.is_streaming:
                     call.is_streaming = True
                     await call.begin(200, EVENT_TYPE, {'cache-control': 'no-cache', 'x-accel-buffering': 'no'})
-                await call.write(event_bytes(event, is_named=self.is_named), is_last=False)
+                name = event['type'] if self.is_named else ''
+                await call.write(event_bytes(event, name=name), is_last=False)
         if not call.is_streaming:
             await call.begin(200, EVENT_TYPE)
         await call.write(b'' if self.is_named else b'data: [DONE]\n\n', is_last=True)
@@ -255,18 +258,18 @@ class EventResponse:
 _LINE_ENDS = {ord(end): f'\\u{ord(end):04x}' for end in '\u0085\u2028\u2029'}
 
 
-def event_bytes(event: Mapping[str, Any], *, is_named: bool = False) -> bytes:
+def event_bytes(event: Mapping[str, Any], *, name: str = '') -> bytes:
     """Encode one server-sent event; characters that some readers treat as line ends are escaped.
 
     Args:
         event: Data of the event.
-        is_named: Whether the field `type` is also the name of the event.
+        name: Name of the event; empty for an event without a name.
     """
     text = _json_text(event)
     if not text.isascii():
         text = text.translate(_LINE_ENDS)
-    name = f'event: {event["type"]}\n' if is_named else ''
-    return f'{name}data: {text}\n\n'.encode()
+    head = f'event: {name}\n' if name else ''
+    return f'{head}data: {text}\n\n'.encode()
 
 
 def json_bytes(body: Mapping[str, Any]) -> bytes:

@@ -197,7 +197,7 @@ async def _write_error(call: HttpCall, work: asyncio.Future[None], *, is_disconn
         return
     body = call.route.errors.body_of(error, request_id=call.request_id)
     if call.is_streaming:
-        await call.write(event_bytes(body, is_named='type' in body), is_last=True)
+        await call.write(event_bytes(body, name=call.route.error_event), is_last=True)
     elif not call.status:
         await JsonResponse(body, call.route.errors.status_of(error), _error_headers(error)).write(call)
 

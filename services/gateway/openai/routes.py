@@ -80,6 +80,7 @@ class OpenAiRoutes:
             serve=answer,
             errors=MessageErrors(BLOCK_PARAMS),
             credentials=_credentials,
+            error_event='error',
         )
         return [*routes, messages]
 

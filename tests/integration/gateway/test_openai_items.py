@@ -175,3 +175,21 @@ async def test_unsupported_parameters_are_named(running: OpenAiGateway) -> None:
         await respond(running, previous_response_id='resp-1', stream=True)
     with pytest.raises(openai.NotFoundError):
         await running.client().responses.create(model='other', input='Hi', stream=True)
+
+
+async def test_error_in_a_stream_is_raised_by_the_sdk(running: OpenAiGateway) -> None:
+    """An error after the first event of a stream raises an APIError with the reason, because its event has no name."""
+    engine = scripted(running, ('a',) * 100_000)
+    received: list[str] = []
+
+    async def read() -> None:
+        async for event in await respond(running, stream=True, max_output_tokens=400):
+            received.append(event.type)
+            for request_id in engine.request_ids:
+                await engine.abort(request_id)
+
+    with pytest.raises(openai.APIError) as raised:
+        await read()
+    assert received[0] == 'response.created'
+    assert isinstance(raised.value.body, dict)
+    assert raised.value.body['reason']
