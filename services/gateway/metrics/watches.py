@@ -1,8 +1,8 @@
 """Watches of metrics: the points of runs, as any gateway of the deployment stores them.
 
-One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers. Only
-the points of the last change are kept. A watcher that reads slowly misses some changes, and reads all points since its
-last update from the store instead.
+One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers, those
+of two runs at the same time. Only the points of the last change are kept. A watcher that reads slowly misses some
+changes, and reads all points since its last update from the store instead.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ from twinkle_services.kit.errors import DomainError, Draining, QueueFull
 MAX_SHARED = 2000
 """Maximum number of new points of a run that are kept for its watchers, about 200 KB."""
 _INTERVAL_SECONDS = 0.5
+_READS = 2
+"""Maximum number of runs whose changes are read at the same time. More would only wait for the readers of the store."""
 _log = structlog.get_logger('metrics')
 
 
@@ -86,6 +88,7 @@ class MetricWatches:
         self._counts: Counter[str] = Counter()
         """Number of watches by tenant."""
         self._has_watchers = asyncio.Event()
+        self._reads = asyncio.Semaphore(_READS)
         self._is_closing = False
 
     async def watch(
@@ -150,32 +153,32 @@ class MetricWatches:
         Raises:
             ServiceUnreachable: the database does not respond.
         """
-        keys = list(self._watched)
-        revisions = await self._store.revisions_of(keys)
-        for key in keys:
-            if (run := self._watched.get(key)) is not None:
-                await self._advance(key, run, revisions.get(key))
+        watched = dict(self._watched)
+        revisions = await self._store.revisions_of(watched)
+        reads = [
+            self._read_changes(key, run, revisions[key])
+            for key, run in watched.items()
+            if _has_changes(run, revisions.get(key))
+        ]
+        # The reads of other runs continue after an error.
+        for error in await asyncio.gather(*reads, return_exceptions=True):
+            if error is not None:
+                raise error
 
-    async def _advance(self, key: EntryKey, run: _WatchedRun, revision: int | None) -> None:
-        """Read the points up to the newest revision of a run, and wake its watchers. None ends the watches."""
-        if revision is not None and run.revision is not None and revision <= run.revision:
-            return
-        if revision is None:
-            run.failure = RunNotFound
-        elif run.revision is None:
-            run.revision = revision
-        else:
+    async def _read_changes(self, key: EntryKey, run: _WatchedRun, revision: int) -> None:
+        """Read the points up to the newest revision of a run, and wake its watchers."""
+        async with self._reads:
             # A watcher that reads nothing keeps the failure of an earlier change, which does not concern new watchers.
             run.failure = None
             try:
                 found = await self._store.list_changes(
-                    *key, MetricFilter(max_points=MAX_SHARED), after=run.revision, until=revision
+                    *key, MetricFilter(max_points=MAX_SHARED), after=run.revision or 0, until=revision
                 )
             except RunDataDamaged:
                 found, run.failure = None, partial(RunDataDamaged, kind='metrics')
-            is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
-            run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
-            run.revision = revision
+        is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
+        run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
+        run.revision = revision
         _wake(run)
 
     async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
@@ -260,6 +263,18 @@ class MetricWatches:
                     del self._watched[key]
             if not self._watched:
                 self._has_watchers.clear()
+
+
+def _has_changes(run: _WatchedRun, revision: int | None) -> bool:
+    """Return whether the changes up to a revision must be read. Without a revision, the watches of the run end."""
+    if revision is None:
+        run.failure = RunNotFound
+    elif run.revision is None:
+        run.revision = revision
+    else:
+        return revision > run.revision
+    _wake(run)
+    return False
 
 
 def _wake(run: _WatchedRun) -> None:

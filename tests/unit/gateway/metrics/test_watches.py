@@ -291,6 +291,50 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     await other.aclose()
 
 
+class WaitingStore(MemoryMetricStore):
+    """Store whose reads of changes of the run 'ad-1' wait for the test, and then fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.continued = asyncio.Event()
+        self.running = self.most_running = 0
+
+    async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
+        """Return the points of some revisions."""
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0)
+            if run_id == 'ad-1':
+                await self.continued.wait()
+                raise ServiceUnreachable('database')
+            return await super().list_changes(tenant_id, run_id, wanted, **revisions)
+        finally:
+            self.running -= 1
+
+
+async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
+    """Two runs are read at the same time. A read that waits, and then fails, does not delay the changes of others."""
+    store, run_ids = WaitingStore(), [f'ad-{number}' for number in range(1, 6)]
+    store.listed = {('alice', run_id) for run_id in run_ids}
+    runs: Any = ListedRuns(store)
+    watches = MetricWatches(store, runs, turns=TenantTurns())
+    watchers = [watch(watches, run_id) for run_id in run_ids]
+    for updates in watchers:
+        await anext(updates)
+    await watches.poll()
+    for run_id in run_ids:
+        await save(store, run_id, loss=1)
+    polling = asyncio.create_task(watches.poll())
+    assert [steps_of(await anext(updates)) for updates in watchers[1:]] == [{'loss': [1]}] * 4
+    assert (store.running, store.most_running, polling.done()) == (1, 2, False)
+    store.continued.set()
+    with pytest.raises(ServiceUnreachable):
+        await polling
+    for updates in watchers:
+        await updates.aclose()
+
+
 async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(store: MemoryMetricStore) -> None:
     """A new watch receives the changes of a repaired run, although an earlier watcher has not read the failure."""
     damaged = DamagedStore()
