@@ -60,6 +60,26 @@ def test_stack_of_the_manifest_for_kuberay_starts(tmp_path: Path) -> None:
     assert up.make_context('up', words).params['config'] == file
 
 
+def test_continuous_integration_installs_the_documented_packages() -> None:
+    """`.ci/run` installs the packages that docs/languages.md lists, except Node.js of the Python environment."""
+    documented = [_installed_packages(line) for line in _commands(ROOT / 'docs/languages.md')]
+    installed = [_installed_packages(line) for line in _commands(ROOT / '.ci/run')]
+    expected = set[str]().union(*documented) - {'nodejs', 'npm'}
+    assert expected
+    assert expected in installed
+
+
+def _commands(file: Path) -> list[str]:
+    """Return the lines of a file, in which continued lines are one line."""
+    return file.read_text().replace('\\\n', ' ').splitlines()
+
+
+def _installed_packages(command: str) -> set[str]:
+    """Return the packages that `apt-get install` in a command installs."""
+    words = command.partition('apt-get install')[2].split()
+    return {word for word in words if not word.startswith('-')}
+
+
 def _resolves(target: str, source: Path) -> bool:
     if re.match(r'[a-z][a-z0-9+.-]*:', target):
         return True
