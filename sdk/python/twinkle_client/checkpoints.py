@@ -171,25 +171,24 @@ class CheckpointLibrary:
         dtype: str | None = None,
         report: Report = ignore_stages,
     ) -> Path:
-        """Download a checkpoint and write it, merged into its base model, as a GGUF file for llama.cpp.
+        """Download and merge a checkpoint like `download_merged`, but write it as a GGUF file for llama.cpp.
 
-        Llama, Qwen 2 and Qwen 3 are supported. The extra `data` is required. The file appears when it is complete.
+        Llama, Qwen 2 and Qwen 3 are supported. The extra `data` is required.
 
         Args:
-            path: `twinkle://<run>/weights/<name>`.
+            path: See `download_merged`.
             file: Target file; an existing file is replaced.
-            base: Id or folder of the base model. Empty: the base model that the checkpoint names.
+            base: See `download_merged`.
             dtype: Type of the matrices: 'bfloat16', 'float16', 'float32' or 'q8_0'. Unset: the type of the base model.
-            report: Callback with the stage, and the numbers of processed bytes and of all bytes.
+            report: See `download_merged`.
 
         Returns:
             The file.
 
         Raises:
-            NotFoundError: There is no checkpoint at this path.
-            ValueError: The base model is missing or cannot be converted, the extra `data` is not installed, `dtype` is
-                unknown, or the checkpoint does not fit the base model.
-            OSError: The disk has too little space, or failed.
+            NotFoundError, OSError: See `download_merged`.
+            ValueError: See `download_merged`; also if the base model cannot be converted, or the extra `data` is not
+                installed.
         """
         download = MergedDownload(self._connection, await self._get(path), base=str(base), dtype=dtype, report=report)
         await download.run_gguf(Path(file))

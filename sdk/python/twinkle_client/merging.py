@@ -76,7 +76,11 @@ class MergedDownload:
         """
         self._check_dtype(OUTPUT_DTYPES)
         with self._cancelling():
-            await self._merged(await asyncio.to_thread(self._check, folder), folder, dtype=self._dtype)
+            await asyncio.to_thread(_check_folder, folder)
+            base = await asyncio.to_thread(self._base_folder)
+            size_bytes = _size_bytes(ModelFolder.open(base), self._dtype) + self._checkpoint.size_bytes
+            await asyncio.to_thread(_make_parent, folder, size_bytes)
+            await self._download_and_merge(base, folder, dtype=self._dtype)
 
     async def run_gguf(self, file: Path) -> None:
         """Write the merged model to a GGUF file, replacing an existing file.
@@ -89,13 +93,19 @@ class MergedDownload:
         """
         library, folder = _gguf_library(), file.parent / f'.{file.name}.merged'
         self._check_dtype(library.GGUF_DTYPES)
+        dtype = self._dtype if self._dtype in OUTPUT_DTYPES else None
         with self._cancelling():
-            base = await asyncio.to_thread(self._check, folder, file=file)
-            dtype = self._dtype if self._dtype in OUTPUT_DTYPES else None
+            await asyncio.to_thread(_check_file, file)
+            await asyncio.to_thread(_check_folder, folder)
+            base = await asyncio.to_thread(self._base_folder)
             # The base model has the architecture and the tokenizer of the result.
             planned = await asyncio.to_thread(library.GgufModel, base, dtype=self._dtype)
-            _check_space(folder.parent, _size_bytes(ModelFolder.open(base), dtype) + planned.size_bytes)
-            await self._merged(base, folder, dtype=dtype)
+            # The checkpoint is removed before the file is written.
+            size_bytes = _size_bytes(ModelFolder.open(base), dtype) + max(
+                self._checkpoint.size_bytes, planned.size_bytes
+            )
+            await asyncio.to_thread(_make_parent, folder, size_bytes)
+            await self._download_and_merge(base, folder, dtype=dtype)
             model = await asyncio.to_thread(library.GgufModel, folder, dtype=self._dtype, name=file.stem)
             await asyncio.to_thread(model.write, file, self._stage('converting'))
             await asyncio.to_thread(shutil.rmtree, folder)
@@ -109,7 +119,7 @@ class MergedDownload:
             self._cancelled.set()
             raise
 
-    async def _merged(self, base: Path, folder: Path, *, dtype: str | None) -> None:
+    async def _download_and_merge(self, base: Path, folder: Path, *, dtype: str | None) -> None:
         adapter = folder.parent / f'.{folder.name}.adapter'
         await asyncio.to_thread(_remove_weights, adapter)
         report = self._stage('downloading the checkpoint')
@@ -120,22 +130,8 @@ class MergedDownload:
         if self._dtype is not None and self._dtype not in known:
             raise ValueError(f'dtype must be one of {", ".join(known)}, got {self._dtype!r}')
 
-    def _check(self, folder: Path, *, file: Path | None = None) -> Path:
-        """Check everything that can be checked without the weights of the checkpoint; return the base model's folder.
-
-        If the base model is not on this machine, it is downloaded.
-        """
-        if file is not None and file.is_dir():
-            raise ValueError(f'{file} is a folder; name a file')
-        if folder.exists() and not (folder / MERGE_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
-            raise ValueError(f'{folder} exists and is not a merged model; choose another folder')
-        base = self._base_folder()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        dtype = self._dtype if file is None else None
-        _check_space(folder.parent, _size_bytes(ModelFolder.open(base), dtype) + self._checkpoint.size_bytes)
-        return base
-
     def _base_folder(self) -> Path:
+        """Return the folder of the base model, which is downloaded if it is not on this machine."""
         name = self._base or self._checkpoint.base_model
         try:
             return resolve_model(name)
@@ -173,10 +169,24 @@ def _gguf_library() -> Any:
         raise ValueError(f"{error.name} is missing: pip install 'twinkle-grpc[data]'") from error
 
 
-def _check_space(folder: Path, size_bytes: int) -> None:
-    free_bytes, needed_bytes = shutil.disk_usage(folder).free, size_bytes + _SPARE_BYTES
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not (folder / MERGE_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
+        raise ValueError(f'{folder} exists and is not a merged model; choose another folder')
+
+
+def _check_file(file: Path) -> None:
+    if file.is_dir():
+        raise ValueError(f'{file} is a folder; name a file')
+
+
+def _make_parent(folder: Path, size_bytes: int) -> None:
+    """Create the folder above a target, and check that its disk has space for `size_bytes`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free_bytes, needed_bytes = shutil.disk_usage(folder.parent).free, size_bytes + _SPARE_BYTES
     if free_bytes < needed_bytes:
-        raise OSError(f'{folder} has {free_bytes >> 20} MiB of free space, but {needed_bytes >> 20} MiB are needed')
+        raise OSError(
+            f'{folder.parent} has {free_bytes >> 20} MiB of free space, but {needed_bytes >> 20} MiB are needed'
+        )
 
 
 def _size_bytes(base: ModelFolder, dtype: str | None) -> int:

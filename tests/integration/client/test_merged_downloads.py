@@ -229,7 +229,7 @@ async def test_gguf_file_has_the_merged_weights(deployment: Deployment, tmp_path
 async def test_gguf_of_an_unsupported_model_is_refused_before_the_download(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """A tokenizer or type that cannot be converted is refused by name, and nothing is downloaded."""
+    """A tokenizer, type or target that cannot be used is refused by name, and no folder is created."""
     file = tmp_path / 'out' / 'tiny.gguf'
     async with deployment.client() as client:
         library = CheckpointLibrary(client=client)
@@ -238,7 +238,9 @@ async def test_gguf_of_an_unsupported_model_is_refused_before_the_download(
         with_merge(deployment.base)
         with pytest.raises(ValueError, match='dtype must be one of'):
             await library.download_gguf.aio(ADAPTER, file, dtype='q4_k')
-    assert not list(file.parent.iterdir())
+        with pytest.raises(ValueError, match='is a folder; name a file'):
+            await library.download_gguf.aio(ADAPTER, tmp_path)
+    assert not file.parent.exists()
 
 
 def with_merge(base: Path) -> None:
