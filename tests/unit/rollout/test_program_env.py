@@ -1,6 +1,7 @@
 """Unit tests of environments whose programs ask for turns over HTTP."""
 
 import asyncio
+import socket
 import threading
 import tracemalloc
 from contextlib import asynccontextmanager
@@ -8,10 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
-from openai import OpenAI
+from openai import APIStatusError, OpenAI
 
 from fixtures.chat_templates import HERMES
 from fixtures.letter_environments import LetterProgram, RunningPrograms, post
@@ -172,6 +174,46 @@ def test_bodies_of_unknown_chats_are_not_kept() -> None:
         tracemalloc.stop()
         endpoint.close()
     assert 'is not an open chat' in answer['error']['message']
+
+
+def connections(endpoint: ChatEndpoint, count: int) -> list[socket.socket]:
+    """Open connections to an endpoint."""
+    port = urlsplit(endpoint.base_url).port
+    return [socket.create_connection(('127.0.0.1', port)) for _ in range(count)]
+
+
+def test_request_over_the_limit_of_connections_is_refused() -> None:
+    """A connection over the limit gets an error and a time to retry; after another one is closed, it is served."""
+    endpoint = ChatEndpoint(spare_connections=1)
+    base_url = endpoint.open_chat().base_url
+    held = connections(endpoint, 3)
+    refusal = post(base_url, b' ' * (1 << 20))
+    assert refusal['error']['message'] == 'more than 3 connections are open; close unused ones, and retry'
+    with OpenAI(base_url=base_url, api_key='none', max_retries=0) as client, pytest.raises(APIStatusError) as raised:
+        client.chat.completions.create(model='any', messages=CHAT['messages'])
+    assert (raised.value.status_code, raised.value.response.headers['retry-after']) == (503, '1')
+    held.pop().close()
+    # The endpoint notices a closed connection a moment later.
+    while (answer := post(base_url, b'{')) == refusal:
+        pass
+    assert 'the body is not JSON' in answer['error']['message']
+    for connection in held:
+        connection.close()
+    endpoint.close()
+
+
+def test_connections_far_over_the_limit_are_closed() -> None:
+    """An endpoint closes the seventeenth connection over its limit without a response, and serves after the others."""
+    endpoint = ChatEndpoint(spare_connections=0)
+    held = connections(endpoint, 17)
+    assert held[16].recv(1) == b''
+    for connection in held:
+        connection.close()
+    address = endpoint.open_chat().base_url
+    while 'connections are open' in (answer := post(address, b'{'))['error']['message']:
+        pass
+    assert 'the body is not JSON' in answer['error']['message']
+    endpoint.close()
 
 
 def test_a_program_asks_for_one_turn_at_a_time() -> None:

@@ -13,6 +13,11 @@ _ROUTE = '/v1/chat/completions'
 _SESSION_HEADER = 'X-Session-ID'
 """Header with which verifiers names the chat of a request. Other programs use an address per chat."""
 _MAX_BODY_BYTES, _PIECE_BYTES = 64 << 20, 64 << 10
+_CONNECTIONS_PER_CHAT = 2
+_REFUSED_CONNECTIONS = 16
+"""Number of connections over the limit that receive an error response; further ones are closed immediately."""
+_IDLE_SECONDS = 60
+"""Time after which a connection without a request, or with an incomplete one, is closed."""
 _REFUSED = {
     'message': 'the chat has no turn left: this is its maximum context length',
     'type': 'invalid_request_error',
@@ -25,12 +30,16 @@ class ChatEndpoint:
 
     The id of a chat is random, so other users of the machine cannot answer or read it.
 
+    Each connection takes a thread. The limit of connections is `spare_connections`, and two for each chat of the
+    largest number of chats that were open at the same time. A request over a further connection receives the status
+    503 with a time to retry.
+
     Concurrency: safe from any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare_connections: int = 256) -> None:
         self._chats: dict[str, ProgramChat] = {}
-        self._server = _Server(self._chats)
+        self._server = _Server(self._chats, spare_connections)
         self._thread = threading.Thread(target=self._server.serve_forever, name='chat-endpoint', daemon=True)
         self._thread.start()
 
@@ -74,17 +83,52 @@ class _Server(ThreadingHTTPServer):
     # The threads of connections that clients keep open end with the process.
     block_on_close = False
 
-    def __init__(self, chats: dict[str, ProgramChat]) -> None:
+    def __init__(self, chats: dict[str, ProgramChat], spare_connections: int) -> None:
         self.chats = chats
+        self.refused: set[Any] = set()
+        """Sockets of connections over the limit."""
+        self._spare_connections = spare_connections
+        self._most_chats = self._connection_count = 0
+        self._lock = threading.Lock()
         super().__init__(('127.0.0.1', 0), _Handler)
+
+    @property
+    def connection_limit(self) -> int:
+        """Maximum number of connections whose requests are answered."""
+        return self._spare_connections + _CONNECTIONS_PER_CHAT * self._most_chats
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Count a connection, and return whether it has a thread; the library closes a connection without one."""
+        del client_address
+        with self._lock:
+            self._connection_count += 1
+            self._most_chats = max(self._most_chats, len(self.chats))
+            excess = self._connection_count - self.connection_limit
+            if excess > 0:
+                self.refused.add(request)
+        return excess <= _REFUSED_CONNECTIONS
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; the library calls this method once for each connection."""
+        with self._lock:
+            self._connection_count -= 1
+            self.refused.discard(request)
+        super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
+    timeout = _IDLE_SECONDS
 
     def do_POST(self) -> None:
         """Answer a request for a turn."""
-        chat, length = self._chat(), self.headers.get('Content-Length', '0')
+        assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
+        if self.request in self.server.refused:
+            problem = f'more than {self.server.connection_limit} connections are open; close unused ones, and retry'
+            self._refuse(503, problem, 'server_error')
+            self.close_connection = True
+            return
+        chat, length = self._chat(self.server), self.headers.get('Content-Length', '0')
         # Any user of the machine can connect, so only the bodies of open chats are kept, within a limit.
         if chat is None:
             self._refuse(404, f'{self.path} is not an open chat', 'not_found_error')
@@ -113,10 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the overridden method
         """Log nothing, because the rollouts have the content."""
 
-    def _chat(self) -> ProgramChat | None:
-        assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
+    def _chat(self, server: _Server) -> ProgramChat | None:
         name = self.headers.get(_SESSION_HEADER) if self.path == _ROUTE else self.path.removesuffix(_ROUTE)[1:]
-        return self.server.chats.get(name or '') if self.path.endswith(_ROUTE) else None
+        return server.chats.get(name or '') if self.path.endswith(_ROUTE) else None
 
     def _refuse(self, status: int, problem: str, kind: str) -> None:
         """Skip the body and answer with an error; an answer before the end of the body could be lost."""
@@ -134,6 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header('Content-Type', content_type)
         self.send_header('Content-Length', str(len(body)))
+        if status == 503:
+            self.send_header('Retry-After', '1')
+            self.send_header('Connection', 'close')
         self.end_headers()
         self.wfile.write(body)
 
