@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import select
 import subprocess
 import sys
 import threading
@@ -230,6 +231,20 @@ def test_child_processes_of_a_program_are_stopped() -> None:
         # The pipe ends when the last process that has it open exits.
         assert process.stdout.read() in (b'', b'begun\n')
     assert any(word.isdecimal() for word in result.stdout.split())
+
+
+def test_program_ends_with_the_process_that_runs_it() -> None:
+    """A terminated process leaves no program running, although it cannot stop its programs itself."""
+    code = 'from twinkle.reward import SandboxLimits, run_program\n'
+    code += 'run_program("import time; time.sleep(600)", limits=SandboxLimits(seconds=600))'
+    with subprocess.Popen([sys.executable, '-c', code]) as owner:
+        while not (found := children(owner.pid)):
+            assert owner.poll() is None
+        program = os.pidfd_open(int(found.pop()))
+        owner.terminate()
+        # The descriptor is readable when the program has ended.
+        assert select.select([program], [], [], 60)[0]
+        os.close(program)
 
 
 def test_invalid_limits_are_refused() -> None:

@@ -1,21 +1,31 @@
-"""Runs a program in the sandbox: `run_program.py <walls.py> <folder> <memory bytes> <CPU seconds> <optional> <fd>`.
+"""Runs a program in the sandbox: `run_program.py <owner> <walls.py> <folder> <memory> <seconds> <optional> <fd>`.
 
 Allows reading of the folder, writes the active walls to the file descriptor `<fd>`, and runs `program.py` in the
-working directory. `<optional>` lists the walls that may be missing, separated by commas. If any other wall is missing,
-the process exits without running the program.
+working directory. The address space is limited to `<memory>` bytes, and the CPU time to `<seconds>`. `<optional>` lists
+the walls that may be missing, separated by commas. If any other wall is missing, the process exits without running the
+program. On Linux, the kernel kills the process when its parent, the process `<owner>`, ends.
 """
 
+import ctypes
 import json
 import os
 import runpy
+import signal
 import sys
 
+_PR_SET_PDEATHSIG = 1
+"""Constant of prctl(2)."""
 WALLS = ('memory', 'processes', 'network', 'files')
 
 
 def main() -> None:
     """Set up the walls and run the program."""
-    walls_path, folder, memory_bytes, cpu_seconds, without, report = sys.argv[1:]
+    owner, walls_path, folder, memory_bytes, cpu_seconds, without, report = sys.argv[1:]
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The owner may have ended before.
+    if os.getppid() != int(owner):
+        sys.exit(1)
     enclose = runpy.run_path(walls_path)['enclose']
     active = enclose([folder], memory_bytes=int(memory_bytes), cpu_seconds=int(cpu_seconds))
     os.write(int(report), json.dumps(active).encode())
