@@ -1,5 +1,6 @@
 """Unit tests of `AsyncPipeline`: order, staleness, errors and closing."""
 
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -162,3 +163,20 @@ def test_a_negative_limit_is_refused():
     """A negative `max_staleness` raises ValueError."""
     with pytest.raises(ValueError):  # noqa: PT011 (there is no dedicated error)
         AsyncPipeline(lambda index, prompt: prompt, [1], sync=lambda: None, max_staleness=-1)
+
+
+def test_interrupt_that_the_thread_receives_ends_the_wait() -> None:
+    """Ctrl-C ends the wait for a batch even if the pipeline's thread receives the signal."""
+    continued = threading.Event()
+
+    def sample(index: int, prompts: str) -> str:
+        del index
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        continued.wait()
+        return prompts
+
+    pipeline = AsyncPipeline(sample, 'a', sync=lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        next(pipeline)
+    continued.set()
+    pipeline.close()

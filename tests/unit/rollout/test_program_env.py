@@ -1,6 +1,7 @@
 """Unit tests of environments whose programs ask for turns over HTTP."""
 
 import asyncio
+import signal
 import socket
 import threading
 import tracemalloc
@@ -325,3 +326,18 @@ def test_error_of_the_context_is_raised_at_the_start() -> None:
 
     with pytest.raises(OSError):  # noqa: PT011 (the error above)
         ProgramHost(failing).open()
+
+
+def test_interrupt_at_the_start_leaves_the_context() -> None:
+    """An interrupt while the context is entered, which another thread receives, closes the host."""
+    left: list[bool] = []
+
+    @asynccontextmanager
+    async def interrupted():
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        yield
+        left.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        ProgramHost(interrupted).open()
+    assert left == [True]

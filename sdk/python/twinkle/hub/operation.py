@@ -3,12 +3,13 @@
 import importlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
+from twinkle.blocking import wait_for_all
 from twinkle.hub.errors import DatasetNotFound, HubError, HubUnreachable
 from twinkle.hub.ids import HubId, Source, local_path, without_alias
 from twinkle.hub.resolve import resolve_dataset, resolve_files, resolve_model
@@ -85,7 +86,7 @@ class HubOperation:
         """
         pushes = list(HubOperation._pushes)
         for push in pushes:
-            if wait((push,), timeout).not_done:
+            if not wait_for_all([push], timeout):
                 raise TimeoutError(f'a push did not finish within {timeout} seconds; call wait_for again')
         for push in pushes:
             with suppress(ValueError):  # another thread removed it

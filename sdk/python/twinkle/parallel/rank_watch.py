@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
+from twinkle.blocking import join
+
 _MAX_INTERVAL_SECONDS = 1.0
 """Maximum time between two heartbeats."""
 _LATE_FACTOR = 4
@@ -62,7 +64,7 @@ class RankWatch:
     def close(self) -> None:
         """Stop the watch, and tell the other ranks that this rank ends intentionally."""
         self._is_closing.set()
-        self._thread.join()
+        join(self._thread)
 
     def check(self) -> str:
         """Send a heartbeat, read the heartbeats of other ranks, and return a description of the first loss, or ''.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+from twinkle.blocking import results_of
 from twinkle.reward.base import AnswerReward, read_truths
 from twinkle.reward.errors import InvalidRewardInput
 from twinkle.reward.reading import after_thinking, completion_of
@@ -59,7 +60,8 @@ class CodeExecutionReward(AnswerReward):
         completions = [completion_of(trajectory, index) for index, trajectory in enumerate(trajectories)]
         tests = [_read_tests(truth) for truth in read_truths(self.ground_truth_key, trajectories, ground_truths)]
         with ThreadPoolExecutor(self.num_workers) as pool:
-            return list(pool.map(self.score, completions, tests))
+            pairs = zip(completions, tests, strict=True)
+            return results_of([pool.submit(self.score, completion, test) for completion, test in pairs])
 
     def score(self, completion: str, ground_truth: Any) -> float:
         """Return the fraction of tests that one program passes."""

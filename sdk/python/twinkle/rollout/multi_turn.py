@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypedDict, Unpack, cast
 
 import numpy as np
 
+from twinkle.blocking import results_of
 from twinkle.data_format import SampledSequence, SampleResponse, SamplingParams, Trajectory
 from twinkle.rollout.bridge import ChatFormat
 from twinkle.rollout.env import EnvFactory, SingleTurn
@@ -239,8 +240,7 @@ class MultiTurnRollout:
         with ThreadPoolExecutor(self._env_threads, thread_name_prefix='rollout-env') as pool:
 
             def run_in_threads(function: Callable[[Any], None], items: Sequence[Any]) -> None:
-                for _ in pool.map(function, items):
-                    continue
+                results_of([pool.submit(function, item) for item in items])
 
             yield run_in_threads
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from twinkle.blocking import join, wait_until
 from twinkle.component import ErrorCapture
 from twinkle.rollout.errors import PipelineClosed
 
@@ -105,7 +106,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
                 self._sync_between_batches()
             if self._thread.ident is None:
                 self._thread.start()
-            self._changed.wait_for(lambda: self._ready or self._error or self._is_exhausted)
+            wait_until(self._changed, lambda: self._ready or self._error or self._is_exhausted)
             if self._ready:
                 batch = self._ready.popleft()
                 self._yielded_count += 1
@@ -120,7 +121,7 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
             self._is_closed = True
             self._changed.notify_all()
         if self._thread.ident is not None:
-            self._thread.join()
+            join(self._thread)
 
     def _is_failed_and_empty(self) -> bool:
         return self._error is not None and not self._ready
@@ -128,10 +129,11 @@ class AsyncPipeline(Generic[_Prompts, _Samples]):
     def _sync_between_batches(self) -> None:
         """Sync while nothing is being sampled; in ordered mode, after all batches that must precede this sync."""
         required_count = self._yielded_count + self._max_staleness if self._is_ordered and self._thread.ident else 0
-        self._changed.wait_for(
+        wait_until(
+            self._changed,
             lambda: (
                 not self._is_sampling and (self._sampled_count >= required_count or self._is_exhausted or self._error)
-            )
+            ),
         )
         if self._is_failed_and_empty():
             return

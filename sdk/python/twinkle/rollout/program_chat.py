@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
+from twinkle.blocking import next_item
 from twinkle.data_format import Message, Tool, ToolCall
 from twinkle.rollout.errors import InvalidTurnRequest
 
@@ -93,10 +94,10 @@ class ProgramChat:
             TimeoutError: the program did neither within `timeout`.
             BaseException: the error that ended the program.
         """
+        seconds = timeout.total_seconds()
         try:
-            event = self._events.get(timeout=timeout.total_seconds())
+            event = next_item(self._events, seconds)
         except queue.Empty:
-            seconds = timeout.total_seconds()
             raise TimeoutError(
                 f'the program of the environment neither asked for a turn nor ended within {seconds:g} s; '
                 f'raise timeout='

@@ -8,11 +8,12 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
+from twinkle.blocking import join, wait_for, wait_for_all
 from twinkle.component import ErrorCapture
 from twinkle.data_format import Message, ToolCall, Trajectory
 from twinkle.rollout.chat_endpoint import ChatEndpoint
@@ -68,9 +69,13 @@ class ProgramHost:
         self._thread = threading.Thread(target=self._run, name='environment-programs', daemon=True)
 
     def open(self) -> None:
-        """Start the loop and enter the context; raise the error of the context."""
-        self._thread.start()
-        self._is_ready.wait()
+        """Start the loop and enter the context; raise the error of the context. An interrupt closes the host."""
+        try:
+            self._thread.start()
+            wait_for(self._is_ready)
+        except BaseException:
+            self.close()
+            raise
         if self._capture.error is not None:
             self.close()
 
@@ -85,7 +90,7 @@ class ProgramHost:
         self.endpoint.close_chats()
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
+        join(self._thread)
         self.endpoint.close()
         if self._capture.error is not None:
             raise self._capture.error
@@ -185,7 +190,7 @@ class ProgramEnv:
             return
         self._host.endpoint.close_chat(self._chat)
         self._future.cancel()
-        wait([self._future], timeout=_CLOSE_SECONDS)
+        wait_for_all([self._future], _CLOSE_SECONDS)
 
     def _refuse(self) -> Outcome:
         """Refuse the program's requests until it ends, and return its outcome."""

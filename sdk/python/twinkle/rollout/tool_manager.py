@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
+from twinkle.blocking import next_item
 from twinkle.component import ErrorCapture
 from twinkle.data_format import Message, ToolCall
 from twinkle.data_format import Tool as ToolSpec
@@ -87,7 +88,7 @@ class ToolManager:
         )
         thread.start()
         try:
-            return outcome.get(timeout=self._timeout.total_seconds())
+            return next_item(outcome, self._timeout.total_seconds())
         except queue.Empty:
             with self._lock:
                 self._abandoned.append(thread)

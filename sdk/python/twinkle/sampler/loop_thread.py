@@ -5,6 +5,8 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from twinkle.blocking import join, run_in
+
 _Result = TypeVar('_Result')
 
 
@@ -21,12 +23,7 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine and return its result or raise its error. Interrupting the caller cancels the coroutine."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return run_in(self._loop, coroutine)
 
     def iterate(self, items: AsyncGenerator[_Result, None]) -> Iterator[_Result]:
         """Yield the items of an asynchronous generator on demand. Closing the iterator closes the generator."""
@@ -44,7 +41,7 @@ class LoopThread:
         """Stop the thread and abandon running coroutines. Closing again has no effect."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            join(self._thread)
             self._loop.close()
 
 

@@ -16,12 +16,12 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
+from twinkle.blocking import result_of, start_in
+
 _Result = TypeVar('_Result')
 
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Longest wait for the tasks that are still running at interpreter exit."""
-_INTERRUPT_SECONDS = 0.5
-"""Longest time after which a waiting thread handles a signal that did not wake it."""
 
 
 class LoopThread:
@@ -68,7 +68,7 @@ class LoopThread:
         future: Future[_Result] = Future()
         try:
             self._submit(coroutine, future)
-            return _result_of(future)
+            return result_of(future)
         finally:
             future.cancel()
 
@@ -84,17 +84,16 @@ class LoopThread:
             if self._end is None and self._shared.is_open:
                 self._end = asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._shared.loop)
         if self._end is not None and self._shared.is_open:
-            _result_of(self._end)
+            result_of(self._end)
 
     def _submit(self, coroutine: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
         context = copy_context()
         context.run(_owner.set, self)
-        loop = self._shared.loop
         with self._lock:
             if self._end is not None or not self._shared.is_open:
                 coroutine.close()
                 raise RuntimeError('the client is closed, or belongs to a parent process; create a client')
-            loop.call_soon_threadsafe(_start, coroutine, future, loop, context=context)
+            start_in(self._shared.loop, coroutine, future, context=context)
 
     async def _cancel_tasks(self) -> None:
         # A cancelled task may start another task to clean up.
@@ -103,47 +102,6 @@ class LoopThread:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.tasks.difference_update(tasks)
-
-
-def _start(coroutine: Coroutine[Any, Any, _Result], future: Future[_Result], loop: asyncio.AbstractEventLoop) -> None:
-    """Run a coroutine as a task, which sets the future; cancelling one of them cancels the other."""
-    if future.cancelled():
-        coroutine.close()
-        return
-    task = loop.create_task(coroutine)
-
-    def finish(task: asyncio.Task[_Result]) -> None:
-        if task.cancelled():
-            future.cancel()
-        if not future.set_running_or_notify_cancel():
-            return
-        error = task.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
-
-    def cancel(future: Future[_Result]) -> None:
-        if future.cancelled() and not loop.is_closed():
-            loop.call_soon_threadsafe(task.cancel)
-
-    task.add_done_callback(finish)
-    future.add_done_callback(cancel)
-
-
-def _result_of(future: Future[_Result]) -> _Result:
-    """Wait for a future and return its result; a signal ends the wait.
-
-    A signal wakes a waiting thread only if the thread itself receives it, and is already asleep. If another thread
-    receives it, or it arrives while this thread is about to sleep, Python runs the handler after the wait. Therefore
-    the wait has several parts.
-    """
-    while True:
-        try:
-            return future.result(_INTERRUPT_SECONDS)
-        except TimeoutError:
-            if future.done():
-                return future.result()
 
 
 _owner: ContextVar[LoopThread | None] = ContextVar('twinkle_client_loop_owner', default=None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
+from twinkle.blocking import result_of
 from twinkle.checkpoint_engine import export_merged
 from twinkle.hub import Uploaded, token_variable, upload_later
 from twinkle.infra import is_first_rank
@@ -168,7 +169,7 @@ class SavingVerbs(ModelHandle):
             return others
         uploading = upload_later(checkpoint_dir, hub_model_id, token=token, ignore=(TRAINER_STATE_FILE, '.*'))
         if not async_upload:
-            uploading.result()
+            result_of(uploading)
         return uploading
 
     def get_state_dict(self, *, adapter_name: str | None = None) -> dict[str, torch.Tensor]:
