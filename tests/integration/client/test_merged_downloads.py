@@ -1,7 +1,6 @@
 """Downloads of whole models through a gateway with a real checkpoint service: merged on the client's machine."""
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 
 from fixtures.checkpoint_service import serving
 from fixtures.running_gateway import running_gateway
-from fixtures.tiny_model import HIDDEN, LAYERS, build_tiny_model
+from fixtures.tiny_model import HIDDEN, LAYERS, add_merge, build_tiny_model
 from fixtures.whole_models import whole_state
 from twinkle.api.checkpoint.v1 import weights_pb2
 from twinkle.checkpoint_engine import PackedState, pack_state
@@ -213,7 +212,7 @@ async def test_command_writes_a_merged_model(deployment: Deployment, tmp_path: P
 
 async def test_gguf_file_has_the_merged_weights(deployment: Deployment, tmp_path: Path) -> None:
     """`--format gguf` writes one file, which transformers reads with the logits of the merged folder."""
-    with_merge(deployment.base)
+    add_merge(deployment.base)
     folder, file = tmp_path / 'merged', tmp_path / 'out' / 'tiny.gguf'
     await deployment.download(ADAPTER, folder)
     arguments = ['checkpoint', 'download', ADAPTER, str(file), '--format', 'gguf']
@@ -235,16 +234,9 @@ async def test_gguf_of_an_unsupported_model_is_refused_before_the_download(
         library = CheckpointLibrary(client=client)
         with pytest.raises(ValueError, match=r'tokenizer\.json: is not a byte-level BPE with merges'):
             await library.download_gguf.aio(ADAPTER, file)
-        with_merge(deployment.base)
+        add_merge(deployment.base)
         with pytest.raises(ValueError, match='dtype must be one of'):
             await library.download_gguf.aio(ADAPTER, file, dtype='q4_k')
         with pytest.raises(ValueError, match='is a folder; name a file'):
             await library.download_gguf.aio(ADAPTER, tmp_path)
     assert not file.parent.exists()
-
-
-def with_merge(base: Path) -> None:
-    """Add a merge to the tokenizer of a tiny model."""
-    content = json.loads((base / 'tokenizer.json').read_text())
-    content['model']['vocab']['he'], content['model']['merges'] = 300, [['h', 'e']]
-    (base / 'tokenizer.json').write_text(json.dumps(content))

@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from fixtures.tiny_model import HEAD_DIM, VOCAB_SIZE, build_tiny_model
+from fixtures.tiny_model import HEAD_DIM, VOCAB_SIZE, add_merge, build_tiny_model
 from twinkle.checkpoint_engine import InvalidModelFolder
 from twinkle.checkpoint_engine.gguf_file import GGUF_DTYPES, GgufModel
 
@@ -38,8 +38,8 @@ def split(expression):
 def model(folder, family='llama', *, config=(), tokenizer=()):
     """Write a tiny model whose tokenizer has a merge; `config` and `tokenizer` are changes of the two files."""
     build_tiny_model(folder, family=family)
+    add_merge(folder)
     content = json.loads((folder / 'tokenizer.json').read_text())
-    content['model']['vocab']['he'], content['model']['merges'] = 300, [['h', 'e']]
     (folder / 'tokenizer.json').write_text(json.dumps({**content, **dict(tokenizer)}))
     options = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(json.dumps({**options, **dict(config)}))
