@@ -37,10 +37,12 @@ using namespace std::chrono_literals;
 using Channel = std::shared_ptr<grpc::Channel>;
 
 constexpr int kSteps = 16;
+// The file of this program is small; chunks of 1 MiB are recommended.
 constexpr std::size_t kChunkBytes = 64;
 const std::string kQuestion = "Who are you?";
-const std::string kRows = R"({"messages": [{"role": "user", "content": ")" + kQuestion +
-                          R"("}, {"role": "assistant", "content": "I am Twinkle, and I train models."}]})" + "\n";
+const std::string kAnswer = "I am Twinkle, and I train models.";
+const std::string kRows = R"({"messages":[{"role":"user","content":")" + kQuestion +
+                          R"("},{"role":"assistant","content":")" + kAnswer + "\"}]}\n";
 
 std::string Variable(const char* name) {
   const char* value = std::getenv(name);

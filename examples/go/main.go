@@ -33,7 +33,8 @@ import (
 )
 
 const (
-	steps      = 16
+	steps = 16
+	// The file of this program is small; chunks of 1 MiB are recommended.
 	chunkBytes = 64
 	question   = "Who are you?"
 	answer     = "I am Twinkle, and I train models."

@@ -1,8 +1,8 @@
-// Trains an adapter to answer a question, and samples its answer: every kind of call, the details of errors, deadlines
-// and cancellation, with grpc-java. With Maven or Gradle, it needs grpc-netty-shaded, grpc-protobuf and grpc-stub of
-// io.grpc, and javax.annotation-api. The Makefile builds it with Debian's packages:
-//   make
+// Trains an adapter to answer a question and streams its answer, with the code that `buf generate` writes to gen, and
+// grpc-java. See docs/languages.md for how to build it.
 //   TWINKLE_SERVER_URL=127.0.0.1:PORT TWINKLE_API_KEY=tml-... make run
+import static java.nio.charset.StandardCharsets.UTF_8;
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 
 import com.google.protobuf.Any;
@@ -30,8 +30,6 @@ import io.grpc.stub.MetadataUtils;
 import io.grpc.stub.StreamObserver;
 import java.io.File;
 import java.io.IOException;
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.security.MessageDigest;
 import java.util.ArrayList;
 import java.util.List;
@@ -39,14 +37,17 @@ import java.util.Locale;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.stream.Collectors;
-import java.util.stream.IntStream;
 
 public final class Program {
-  private static final String MODEL = System.getenv().getOrDefault("TWINKLE_MODEL", "smollm2-135m-instruct");
-  private static final int STEPS = 12;
-  private static final int NO_LABEL = -100;
-  // The batch of this program is small; chunks of 1 MiB are recommended.
-  private static final int CHUNK_BYTES = 256;
+  private static final int STEPS = 16;
+  // The file of this program is small; chunks of 1 MiB are recommended.
+  private static final int CHUNK_BYTES = 64;
+  private static final String QUESTION = "Who are you?";
+  private static final String ANSWER = "I am Twinkle, and I train models.";
+  private static final String ROWS =
+      String.format(
+          "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"},{\"role\":\"assistant\",\"content\":\"%s\"}]}\n",
+          QUESTION, ANSWER);
 
   private final Channel channel;
 
@@ -55,8 +56,8 @@ public final class Program {
   }
 
   public static void main(String[] arguments) throws Exception {
-    String address = System.getenv("TWINKLE_SERVER_URL").replaceFirst("^\\w+://", "");
-    ManagedChannel connection = Grpc.newChannelBuilder(address, credentials()).build();
+    ManagedChannel connection =
+        Grpc.newChannelBuilder(System.getenv("TWINKLE_SERVER_URL"), credentials()).build();
     Metadata key = new Metadata();
     key.put(
         Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER),
@@ -77,65 +78,96 @@ public final class Program {
   }
 
   private void run() throws Exception {
-    // A call without a deadline would wait for a lost server indefinitely.
-    String models =
-        ServerServiceGrpc.newBlockingStub(channel)
-            .withDeadlineAfter(60, SECONDS)
-            .getServerInfo(GetServerInfoRequest.getDefaultInstance())
-            .getServicesList()
-            .stream()
-            .flatMap(service -> service.getBaseModelsList().stream())
-            .map(model -> model.getBaseModel())
-            .distinct()
-            .collect(Collectors.joining(" "));
-    System.out.println("models: " + models);
+    List<String> models = trainableModels();
+    System.out.println("models: " + String.join(" ", models));
+    String chosen = System.getenv("TWINKLE_MODEL");
+    String baseModel = chosen == null ? models.get(0) : chosen;
 
-    String adapterId = createAdapter(8);
-    Prompt question = chat("Who are you?");
-    Batch.Builder batch = Batch.newBuilder().setUploadId(upload(batchOf(question, "I am Twinkle."), adapterId));
-    List<Operation.Builder> verbs = new ArrayList<>();
-    for (int step = 0; step < STEPS; step++) {
-      verbs.add(Operation.newBuilder().setForwardBackward(ForwardBackward.newBuilder().setBatch(batch)));
-      verbs.add(Operation.newBuilder().setClipGradAndStep(ClipGradAndStep.newBuilder().setLearningRate(0.005)));
-    }
-    verbs.add(Operation.newBuilder().setPublishVersion(PublishVersion.getDefaultInstance()));
-    List<OperationResult> results = train(adapterId, verbs);
-    String losses =
-        results.stream()
-            .filter(OperationResult::hasForward)
-            .map(OperationResult::getForward)
-            .map(forward -> String.format(Locale.ROOT, "%.4f", forward.getLoss() / forward.getLabelCount()))
-            .collect(Collectors.joining(" "));
-    System.out.println("losses: " + losses);
+    String loaderId = openLoader(baseModel);
+    String adapterId = createAdapter(baseModel, 8);
+    long version = train(adapterId, loaderId);
+    AdapterRef trained = AdapterRef.newBuilder().setAdapterId(adapterId).setExact(version).build();
+    SamplingParams.Builder params = SamplingParams.newBuilder().setMaxTokens(40).setTemperature(0);
+    sample(sampleRequest(baseModel, params).setAdapter(trained).build());
 
-    AdapterRef weights =
-        AdapterRef.newBuilder()
-            .setAdapterId(adapterId)
-            .setExact(results.get(results.size() - 1).getPublish().getVersion())
-            .build();
-    SamplingParams.Builder params = SamplingParams.newBuilder().setMaxTokens(20).setTemperature(0);
-    StringBuilder text = new StringBuilder();
-    // An event contains either new tokens or the end of the sequence; the text of the other one is empty.
-    sampler()
-        .sample(sampleRequest(question, params).setAdapter(weights).build())
-        .forEachRemaining(event -> text.append(event.getDelta().getText()).append(event.getFinished().getText()));
-    System.out.println("sampled: " + text);
-
-    refuse();
+    refuse(baseModel);
     exceedDeadline();
-    cancel(question);
+    cancel(baseModel);
   }
 
-  private SamplerServiceGrpc.SamplerServiceBlockingStub sampler() {
-    return SamplerServiceGrpc.newBlockingStub(channel).withDeadlineAfter(60, SECONDS);
+  // Each call has a deadline, because gRPC waits forever without one.
+  private List<String> trainableModels() {
+    return ServerServiceGrpc.newBlockingStub(channel)
+        .withDeadlineAfter(60, SECONDS)
+        .getServerInfo(GetServerInfoRequest.getDefaultInstance())
+        .getServicesList()
+        .stream()
+        .flatMap(service -> service.getBaseModelsList().stream())
+        .filter(model -> model.getIsTrainable())
+        .map(model -> model.getBaseModel())
+        .collect(Collectors.toList());
   }
 
-  private String createAdapter(int rank) {
+  /** Uploads a file as a header and chunks, and returns the id of the upload. */
+  private String upload(byte[] file) throws Exception {
+    ByteString bytes = ByteString.copyFrom(file);
+    UploadHeader.Builder header =
+        UploadHeader.newBuilder()
+            .setUploadId(UUID.randomUUID().toString())
+            .setSizeBytes(bytes.size())
+            .setSha256(ByteString.copyFrom(MessageDigest.getInstance("SHA-256").digest(file)));
+    Responses<UploadResponse> responses = new Responses<>();
+    StreamObserver<UploadRequest> requests =
+        DatasetServiceGrpc.newStub(channel).withDeadlineAfter(60, SECONDS).upload(responses);
+    requests.onNext(UploadRequest.newBuilder().setHeader(header).build());
+    for (int offset = 0; offset < bytes.size(); offset += CHUNK_BYTES) {
+      ByteString data = bytes.substring(offset, Math.min(offset + CHUNK_BYTES, bytes.size()));
+      TensorChunk.Builder chunk = TensorChunk.newBuilder().setOffset(offset).setData(data);
+      requests.onNext(UploadRequest.newBuilder().setChunk(chunk).build());
+    }
+    requests.onCompleted();
+    UploadResponse uploaded = responses.await().get(0);
+    System.out.println("uploaded: " + uploaded.getCommittedBytes());
+    return uploaded.getUploadId();
+  }
+
+  /** Prepares training batches on the server, which tokenizes the chats, and returns the id of their loader. */
+  private String openLoader(String baseModel) throws Exception {
+    UploadSource.Builder source =
+        UploadSource.newBuilder().setUploadId(upload(ROWS.getBytes(UTF_8))).setFormat(FileFormat.FILE_FORMAT_JSONL);
+    TemplateConfig.Builder template = TemplateConfig.newBuilder().setBaseModel(baseModel);
+    CreateDatasetRequest request =
+        CreateDatasetRequest.newBuilder()
+            // A repeated request with the same id returns the same dataset.
+            .setRequestId(UUID.randomUUID().toString())
+            .setSource(DatasetSource.newBuilder().setUpload(source))
+            .addSteps(DatasetStep.newBuilder().setSetTemplate(template))
+            .addSteps(DatasetStep.newBuilder().setEncode(EncodeStep.getDefaultInstance()))
+            .build();
+    String datasetId =
+        DatasetServiceGrpc.newBlockingStub(channel)
+            .withDeadlineAfter(60, SECONDS)
+            .createDataset(request)
+            .getDataset()
+            .getDatasetId();
+    OpenLoaderRequest opening =
+        OpenLoaderRequest.newBuilder()
+            .setRequestId(UUID.randomUUID().toString())
+            .setDatasetId(datasetId)
+            .setBatchSize(1)
+            .build();
+    return LoaderServiceGrpc.newBlockingStub(channel)
+        .withDeadlineAfter(60, SECONDS)
+        .openLoader(opening)
+        .getLoader()
+        .getLoaderId();
+  }
+
+  private String createAdapter(String baseModel, int rank) {
     CreateAdapterRequest request =
         CreateAdapterRequest.newBuilder()
-            // A repeated request with the same id returns the same adapter.
             .setRequestId(UUID.randomUUID().toString())
-            .setBaseModel(MODEL)
+            .setBaseModel(baseModel)
             .setLoraConfig(LoraConfig.newBuilder().setLoraRank(rank))
             .build();
     return AdapterServiceGrpc.newBlockingStub(channel)
@@ -145,90 +177,77 @@ public final class Program {
         .getAdapterId();
   }
 
-  /** Returns a batch with one example: the tokens of the question, and those of the answer, which are learned. */
-  private FeatureBatch batchOf(Prompt question, String answer) {
-    List<Integer> asked = tokensOf(question);
-    List<Integer> tokens = new ArrayList<>(asked);
-    tokens.addAll(tokensOf(Prompt.newBuilder().setText(answer).build()));
-    // Labels are shifted: the label of a position is the next token.
-    List<Integer> labels =
-        IntStream.rangeClosed(1, tokens.size())
-            .mapToObj(next -> next < asked.size() || next == tokens.size() ? NO_LABEL : tokens.get(next))
-            .collect(Collectors.toList());
-    return FeatureBatch.newBuilder()
-        .addFeatures(InputFeature.newBuilder().setInputIds(int32Tensor(tokens)).setLabels(int32Tensor(labels)))
-        .build();
-  }
-
-  /** Returns the tokens of a prompt as the server converts it; only the first event contains them. */
-  private List<Integer> tokensOf(Prompt prompt) {
-    SamplingParams.Builder params = SamplingParams.newBuilder().setMaxTokens(0);
-    List<Integer> tokens = new ArrayList<>();
-    sampler()
-        .sample(sampleRequest(prompt, params).build())
-        .forEachRemaining(
-            event -> {
-              ByteString data = event.getPrompt().getTokenIds().getData();
-              ByteBuffer elements = data.asReadOnlyByteBuffer().order(ByteOrder.LITTLE_ENDIAN);
-              while (elements.hasRemaining()) {
-                tokens.add(elements.getInt());
-              }
-            });
-    return tokens;
-  }
-
-  /** Sends a batch in a stream of a header and chunks, and returns the id of the upload. */
-  private String upload(FeatureBatch batch, String adapterId) throws Exception {
-    ByteString bytes = batch.toByteString();
-    BatchHeader.Builder header =
-        BatchHeader.newBuilder()
-            .setUploadId(UUID.randomUUID().toString())
-            .setSizeBytes(bytes.size())
-            .setAdapterId(adapterId)
-            .setSha256(ByteString.copyFrom(MessageDigest.getInstance("SHA-256").digest(bytes.toByteArray())));
-    Responses<UploadBatchResponse> responses = new Responses<>();
-    StreamObserver<UploadBatchRequest> requests =
-        TrainingServiceGrpc.newStub(channel).withDeadlineAfter(60, SECONDS).uploadBatch(responses);
-    requests.onNext(UploadBatchRequest.newBuilder().setHeader(header).build());
-    for (int offset = 0; offset < bytes.size(); offset += CHUNK_BYTES) {
-      ByteString data = bytes.substring(offset, Math.min(offset + CHUNK_BYTES, bytes.size()));
-      TensorChunk.Builder chunk = TensorChunk.newBuilder().setOffset(offset).setData(data);
-      requests.onNext(UploadBatchRequest.newBuilder().setChunk(chunk).build());
+  private static List<Operation.Builder> operations(String loaderId) {
+    // Without a cursor, each step reads the first batch.
+    Batch.Builder batch = Batch.newBuilder().setLoader(LoaderBatch.newBuilder().setLoaderId(loaderId));
+    List<Operation.Builder> all = new ArrayList<>();
+    for (int step = 0; step < STEPS; step++) {
+      all.add(Operation.newBuilder().setForwardBackward(ForwardBackward.newBuilder().setBatch(batch)));
+      all.add(Operation.newBuilder().setClipGradAndStep(ClipGradAndStep.newBuilder().setLearningRate(0.005)));
     }
-    requests.onCompleted();
-    UploadBatchResponse uploaded = responses.await().get(0);
-    System.out.println("uploaded: " + uploaded.getCommittedBytes());
-    return uploaded.getUploadId();
+    all.add(Operation.newBuilder().setPublishVersion(PublishVersion.getDefaultInstance()));
+    return all;
   }
 
-  /**
-   * Runs operations in one stream, and returns their results. The service runs them in the order of their numbers, so
-   * the program need not wait for a result before it sends the next operation.
-   */
-  private List<OperationResult> train(String adapterId, List<Operation.Builder> verbs) throws Exception {
+  /** Trains the adapter with one stream, and returns the version that it publishes at the end. */
+  private long train(String adapterId, String loaderId) throws Exception {
     Responses<TrainResponse> responses = new Responses<>();
     StreamObserver<TrainRequest> requests =
         TrainingServiceGrpc.newStub(channel).withDeadlineAfter(300, SECONDS).train(responses);
-    for (int index = 0; index < verbs.size(); index++) {
-      Operation.Builder operation = verbs.get(index).setAdapterId(adapterId).setSequenceNumber(index + 1);
+    // Operations run in the order of their numbers. They are sent without waiting, so that the model is never idle.
+    long number = 1;
+    for (Operation.Builder operation : operations(loaderId)) {
+      operation.setAdapterId(adapterId).setSequenceNumber(number++);
       requests.onNext(TrainRequest.newBuilder().setOperation(operation).build());
     }
     requests.onCompleted();
-    List<OperationResult> results = new ArrayList<>();
+    List<String> losses = new ArrayList<>();
+    long version = 0;
     for (TrainResponse response : responses.await()) {
+      OperationResult result = response.getResult();
       // A failed operation does not end the stream.
-      if (response.getResult().hasError()) {
-        throw StatusProto.toStatusRuntimeException(response.getResult().getError());
+      if (result.hasError()) {
+        throw StatusProto.toStatusRuntimeException(result.getError());
       }
-      results.add(response.getResult());
+      if (result.hasForward()) {
+        ForwardResult forward = result.getForward();
+        losses.add(String.format(Locale.ROOT, "%.3f", forward.getLoss() / forward.getLabelCount()));
+      } else if (result.hasPublish()) {
+        version = result.getPublish().getVersion();
+      }
     }
-    return results;
+    System.out.println("losses: " + String.join(" ", losses));
+    return version;
   }
 
-  /** Reads why a request was refused from the trailing metadata of the error. */
-  private void refuse() throws InvalidProtocolBufferException {
+  /** Returns a request that asks the question of the base model. */
+  private static SampleRequest.Builder sampleRequest(String baseModel, SamplingParams.Builder params) {
+    Message.Builder message =
+        Message.newBuilder().setRole(Role.ROLE_USER).addParts(ContentPart.newBuilder().setText(QUESTION));
+    ChatPrompt.Builder chat = ChatPrompt.newBuilder().setTrajectory(Trajectory.newBuilder().addMessages(message));
+    return SampleRequest.newBuilder()
+        .setBaseModel(baseModel)
+        .setPrompt(Prompt.newBuilder().setChat(chat))
+        .setParams(params);
+  }
+
+  private SamplerServiceGrpc.SamplerServiceBlockingStub sampler() {
+    return SamplerServiceGrpc.newBlockingStub(channel).withDeadlineAfter(60, SECONDS);
+  }
+
+  private void sample(SampleRequest request) {
+    StringBuilder text = new StringBuilder();
+    // An event contains either new tokens or the end of the sequence; the text of the other one is empty.
+    sampler()
+        .sample(request)
+        .forEachRemaining(event -> text.append(event.getDelta().getText()).append(event.getFinished().getText()));
+    System.out.println("sampled: " + text);
+  }
+
+  /** Sends an invalid request, and prints the reason and the field of the error. */
+  private void refuse(String baseModel) throws InvalidProtocolBufferException {
     try {
-      createAdapter(-1);
+      createAdapter(baseModel, -1);
     } catch (StatusRuntimeException refusal) {
       String reason = "";
       String field = "";
@@ -243,11 +262,11 @@ public final class Program {
     }
   }
 
-  /** Follows the load, which does not end, until the deadline of the call. */
+  /** Watches the load, which never ends, until the deadline of the call. */
   private void exceedDeadline() {
     try {
       SamplerServiceGrpc.newBlockingStub(channel)
-          .withDeadlineAfter(1, SECONDS)
+          .withDeadlineAfter(500, MILLISECONDS)
           .watchLoad(WatchLoadRequest.getDefaultInstance())
           .forEachRemaining(response -> {});
     } catch (StatusRuntimeException error) {
@@ -255,42 +274,20 @@ public final class Program {
     }
   }
 
-  /** Cancels a stream after its first event. The sampler then ends its sequence. */
-  private void cancel(Prompt question) {
+  /** Cancels a long answer after its first tokens. Cancelling a call also ends its work at the sampler. */
+  private void cancel(String baseModel) {
     SamplingParams.Builder params = SamplingParams.newBuilder().setIsEosIgnored(true);
     Context.CancellableContext call = Context.current().withCancellation();
     call.run(
         () -> {
           try {
             sampler()
-                .sample(sampleRequest(question, params).build())
+                .sample(sampleRequest(baseModel, params).build())
                 .forEachRemaining(event -> call.cancel(null));
           } catch (StatusRuntimeException error) {
             System.out.println("cancelled: " + error.getStatus().getCode());
           }
         });
-  }
-
-  private static SampleRequest.Builder sampleRequest(Prompt prompt, SamplingParams.Builder params) {
-    return SampleRequest.newBuilder().setBaseModel(MODEL).setPrompt(prompt).setParams(params);
-  }
-
-  private static Prompt chat(String question) {
-    Message.Builder message =
-        Message.newBuilder().setRole(Role.ROLE_USER).addParts(ContentPart.newBuilder().setText(question));
-    return Prompt.newBuilder()
-        .setChat(ChatPrompt.newBuilder().setTrajectory(Trajectory.newBuilder().addMessages(message)))
-        .build();
-  }
-
-  private static Tensor int32Tensor(List<Integer> values) {
-    ByteBuffer data = ByteBuffer.allocate(Integer.BYTES * values.size()).order(ByteOrder.LITTLE_ENDIAN);
-    values.forEach(data::putInt);
-    return Tensor.newBuilder()
-        .setDtype(Dtype.DTYPE_INT32)
-        .addShape(values.size())
-        .setData(ByteString.copyFrom(data.array()))
-        .build();
   }
 
   /** Collects the responses of a call, which arrive in other threads. */

@@ -9,6 +9,7 @@ import grpc from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 
 const STEPS = 16;
+// The file of this program is small; chunks of 1 MiB are recommended.
 const CHUNK_BYTES = 64;
 const QUESTION = { role: 'user', content: 'Who are you?' };
 const ANSWER = { role: 'assistant', content: 'I am Twinkle, and I train models.' };
