@@ -3,7 +3,7 @@
 import importlib
 import os
 
-from twinkle.infra import is_first_rank
+from twinkle.infra import collections_paused, is_first_rank
 from twinkle.plugin import keep_plugins_out
 from twinkle_services.kit.config import keep_files_private, load_config
 from twinkle_services.kit.errors import BaseModelNotFound
@@ -31,12 +31,14 @@ def main() -> None:
         # The first use of CUDA reads the variable.
         os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(config.gpus)
     if not is_first_rank():
-        importlib.import_module(_ASSEMBLY).repeat_calls(config)
+        with collections_paused():
+            assembly = importlib.import_module(_ASSEMBLY)
+        assembly.repeat_calls(config)
         return
     start_telemetry(config.telemetry, service=config.service)
     try:
         with serving_admin(config.admin_address(), service=config.service) as readiness:
-            with readiness.step('import the libraries'):
+            with readiness.step('import the libraries'), collections_paused():
                 assembly = importlib.import_module(_ASSEMBLY)
             run_service(assembly.serve(config, readiness))
     except (BaseModelNotFound, JournalRefused) as error:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from twinkle.hub import HubError, resolve_model, weight_bytes
+from twinkle.infra import collections_paused
 from twinkle.plugin import keep_plugins_out
 from twinkle_services.kit.config import keep_files_private, load_config
 from twinkle_services.kit.ids import new_id
@@ -264,7 +265,8 @@ def make_engine(config: SamplerConfig, folder: str) -> SamplerEngine:
     Raises:
         HubError, OSError, ValueError: The model cannot be loaded, or an option is invalid.
     """
-    return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
+    with collections_paused():
+        return make_vllm_engine(config, folder) if config.engine == 'vllm' else make_torch_engine(config, folder)
 
 
 def make_vllm_engine(config: SamplerConfig, folder: str) -> SamplerEngine:

@@ -1,6 +1,7 @@
 """Runs the event loop of a service, and measures the stalls of the loop: how long its callbacks block it."""
 
 import asyncio
+import gc
 import selectors
 import time
 from collections.abc import Coroutine
@@ -63,6 +64,10 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 
 
 def run_service(main: Coroutine[Any, Any, None]) -> None:
-    """Run a service until it ends, like `asyncio.run`."""
+    """Run a service until it ends, like `asyncio.run`.
+
+    Later garbage collections leave out the objects that exist now: mostly modules, which live until the exit.
+    """
+    gc.freeze()
     with asyncio.Runner(loop_factory=ServiceLoop) as runner:
         runner.run(main)

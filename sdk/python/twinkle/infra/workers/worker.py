@@ -4,12 +4,14 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import ray.util
 
+from twinkle.infra.garbage import collections_paused
 from twinkle.infra.runtime import Runtime, seed_generators, use_runtime
 from twinkle.infra.workers.dispatch import Call
 
@@ -45,6 +47,9 @@ class Worker:
         self._iterators: dict[int, Iterator[Any]] = {}
         self._numbers = itertools.count()
         use_runtime(Runtime(mode='ray', seed=settings.seed))
+        # Ray imports the class of the first component, and thereby torch, before it calls `create`.
+        self._imports = ExitStack()
+        self._imports.enter_context(collections_paused())
 
     def place(self) -> str:
         """Return the process and machine of this worker, for reports."""
@@ -70,7 +75,8 @@ class Worker:
         if not self._components:
             seed_generators(self._seed)
         args, named = call
-        self._components[number] = cls(*args, **named)
+        with self._imports:
+            self._components[number] = cls(*args, **named)
 
     def call(self, number: int, method: str, call: Call, *, is_result_wanted: bool) -> Any:
         """Call a method of a component; return its result, or None if the result is not wanted.

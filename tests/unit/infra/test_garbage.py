@@ -1,0 +1,28 @@
+"""Objects that are created during a pause of the garbage collection are excluded from later collections."""
+
+import gc
+
+import pytest
+
+from twinkle.infra import collections_paused
+
+
+def test_collections_are_paused_and_leave_out_the_objects_of_the_block() -> None:
+    """The collector is off in the block; it is on afterwards, and does not track an object of the block."""
+    with collections_paused():
+        assert not gc.isenabled()
+        created = [object()]
+        assert _is_tracked_by_collections(created)
+    assert gc.isenabled()
+    assert not _is_tracked_by_collections(created)
+
+
+def test_an_error_ends_the_pause() -> None:
+    """The collector is on again after an exception in the block."""
+    with pytest.raises(ImportError), collections_paused():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def _is_tracked_by_collections(item: object) -> bool:
+    return any(found is item for found in gc.get_objects())
