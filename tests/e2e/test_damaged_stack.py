@@ -187,6 +187,6 @@ def test_damaged_files_of_a_killed_stack_are_reported(killed: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_any_damaged_file_of_a_killed_stack_is_reported_or_has_no_effect(killed: Any, tmp_path: Path) -> None:
-    """Damage to any kind of file is reported at the start or by an affected call, or has no effect."""
-    _check(killed, tmp_path / 'stack', _state_files(killed[0]))
+def test_any_other_damaged_file_of_a_killed_stack_is_reported_or_has_no_effect(killed: Any, tmp_path: Path) -> None:
+    """Damage to any kind of file except a write-ahead log is reported at the start or by a call, or has no effect."""
+    _check(killed, tmp_path / 'stack', [name for name in _state_files(killed[0]) if not name.endswith('-wal')])
