@@ -125,6 +125,8 @@ class Project:
             'RAY_USAGE_STATS_ENABLED': '0',
             # Ray stops actors when the machine has little memory, even if other programs use the memory.
             'RAY_memory_monitor_refresh_ms': '0',
+            # By default, Ray lowers the priority of actors, so that other tests would delay them.
+            'RAY_worker_niceness': '0',
             'TINKER_BASE_URL': self.gateway['base_url'],
             'TINKER_API_KEY': self.gateway['api_key'],
             'TRINITY_API_KEY': self.gateway['api_key'],

@@ -97,6 +97,8 @@ def _connect(groups: Sequence[DeviceGroup], options: ClusterOptions) -> None:
         # cores may exceed that of the machine, because workers wait for each other most of the time.
         cores = max(os.cpu_count() or 1, sum(group.size for group in groups))
         local = {'address': 'local', 'num_cpus': cores, 'include_dashboard': False}
+        # By default, Ray lowers the priority of its workers, so that other programs of the machine would delay them.
+        os.environ.setdefault('RAY_worker_niceness', '0')
     ray.init(namespace=options.name, logging_level=logging.WARNING, **local)
 
 
