@@ -23,21 +23,21 @@ PAGES_OF_COMMANDS = sorted(
 )
 """Pages whose commands need no address or key."""
 SHORTER = {
-    'async_rl': '--steps 2',
-    'dpo': '--steps 2',
-    'four_tenants': '--steps 2',
-    'grpo_arithmetic': '--steps 2',
-    'sft_self_cognition': '--epochs 1',
-    'tool_use': '--rounds 1',
+    'async_rl': '--steps 2 --samples 4',
+    'dpo': '--steps 2 --held-out 2',
+    'four_tenants': '--steps 2 --batch-size 2 --generations 2',
+    'grpo_arithmetic': '--steps 2 --prompts 2 --completions 6 --held-out 1',
+    'sft_self_cognition': '--epochs 1 --examples 16',
+    'tool_use': '--rounds 1 --held-out 2 --held-out-samples 1',
     'vision_sft': '--steps 2',
 }
-"""Options for fewer steps, by recipe. All other options are as documented."""
+"""Options for fewer steps and smaller batches, by recipe. All other options are as documented."""
 START = re.compile(r'^(\./run twinkle up(?: --\w+ \w+)*) +# in one terminal\n', re.MULTILINE)
 RECIPE = re.compile(r'(-m examples\.cookbook\.(\w+)[^#\n]*)')
 
 
 def shortened(script: str) -> str:
-    """Add options for fewer steps to the recipes of a script."""
+    """Add the options in `SHORTER` to the recipes of a script."""
     return RECIPE.sub(lambda match: f'{match[1]} {SHORTER[match[2]]} ', script)
 
 
