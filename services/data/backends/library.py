@@ -19,9 +19,10 @@ from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor,
 from twinkle.template import Template, build_template
 from twinkle_services.data.backends.bounded import bounded_rows
 from twinkle_services.data.backends.hub_rows import RowProcess
-from twinkle_services.data.backends.lazy_rows import LazyReader, apply_lazily
+from twinkle_services.data.backends.lazy_rows import LazyReader
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
-from twinkle_services.data.backends.streamed import LibraryStream, StreamReader, apply_to_stream
+from twinkle_services.data.backends.pending_steps import apply_pending
+from twinkle_services.data.backends.streamed import LibraryStream, StreamReader
 from twinkle_services.data.domain import (
     CheckStep,
     Dataset,
@@ -106,8 +107,7 @@ class LibraryEngine:
 
     async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
         if table.is_lazy or table.stream is not None:
-            apply = apply_to_stream if table.stream is not None else apply_lazily
-            return await self._threads.run(apply, table, steps, self._template)
+            return await self._threads.run(apply_pending, table, steps, self._template)
         name = 'template' if any(isinstance(step, EncodeStep) for step in steps) else 'steps'
         with spans.span(name, step_count=len(steps)):
             return await self._threads.run(self._apply, table, steps, meter)

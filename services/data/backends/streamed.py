@@ -1,10 +1,10 @@
 """Streamed datasets, whose rows are read from a hub and changed while a loader reads them."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,23 +16,17 @@ from twinkle.dataloader.sources import Layout, StreamedBatches
 from twinkle.dataset import ROW_ERRORS, DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
 from twinkle.dataset.streams import BATCH_ROWS
 from twinkle.hub import HubError
-from twinkle.preprocessor import build_filter
-from twinkle.template import Template
 from twinkle_services.data.backends.hub_rows import StreamedRows
-from twinkle_services.data.backends.lazy_rows import TemplateOf, add_step
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
+from twinkle_services.data.backends.pending_steps import TemplateOf, with_pending
 from twinkle_services.data.backends.row_files import as_stored
 from twinkle_services.data.domain import (
     Dataset,
-    FilterStep,
     HubStream,
     Loader,
-    PackStep,
     Row,
     RowMeter,
-    Step,
     Table,
-    TemplateStep,
 )
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
@@ -40,44 +34,6 @@ _log = structlog.get_logger('data')
 
 _SHUFFLE_BUFFER = 1000
 """Number of rows in which a shuffled stream is shuffled."""
-
-
-def apply_to_stream(table: Table, steps: Sequence[Step], template_of: TemplateOf) -> Table:
-    """Make all steps pending after checking their arguments and order; templates are set now.
-
-    Raises:
-        InvalidField, UnknownComponent, DatasetNotReady, HubIdNotFound: A step cannot be applied to this table.
-    """
-    table = replace(table, warnings=[])
-    for index, step in enumerate(steps):
-        with step_errors(index, step, table):
-            view = _view(table, (), template_of)
-            if isinstance(step, TemplateStep):
-                view.set_template(template_of(step))
-                table = replace(table, template=step)
-                continue
-            _add(view, step)
-            table = replace(table, pending=(*table.pending, step), is_encoded=view.is_encoded, is_packed=view.is_packed)
-    return table
-
-
-def _view(table: Table | Dataset, rows: Any, template_of: TemplateOf) -> IterablePackingDataset:
-    """Return a stream that applies the pending steps to rows."""
-    template: Template | None = None if table.template is None else template_of(table.template)
-    view = IterablePackingDataset(DatasetMeta(data=rows), template=template)
-    for step in table.pending:
-        _add(view, step)
-    return view
-
-
-def _add(view: IterablePackingDataset, step: Step) -> None:
-    match step:
-        case FilterStep():
-            view.filter(build_filter(step.filter, step.init_args))
-        case PackStep():
-            view.pack_dataset()
-        case _:
-            add_step(view, step)
 
 
 @dataclass(frozen=True)
@@ -101,7 +57,7 @@ class StreamReader:
             read_ahead=BATCH_ROWS * (len(dataset.pending) + 1),
         )
         with source_errors('dataset_id', hub_id=dataset.template.base_model if dataset.template else ''):
-            view = _view(dataset, stored, self.template_of)
+            view = with_pending(IterablePackingDataset(DatasetMeta(data=stored)), dataset, self.template_of)
         try:
             yield stored, _Rows(view, dataset, meter)
         except HubError as error:
