@@ -37,8 +37,10 @@ class BatchStream(Protocol):
         Cancellation: reading continues, and the next call returns the batch.
 
         Raises:
-            InvalidField: The position is not the beginning of a batch, the rows cannot be read, or a row cannot be
-                computed.
+            PositionNotReached: The stream is still being read up to its first batch. Reading continues, as after a
+                cancellation.
+            InvalidField: The position is not the beginning of a batch or beyond the last row, the rows cannot be read,
+                or a row cannot be computed.
             QuotaExceeded, BytesFull: The rows of a batch take too much memory.
             ServiceUnreachable: The hub does not respond, or has no such dataset any more.
         """

@@ -141,6 +141,8 @@ class Loaders:
             InvalidField: The cursor does not belong to the loader, a number of credits is out of range, a row of a lazy
                 dataset cannot be computed, or chats of packed rows are requested. The field `start.loader_id` means
                 that the dataset changed while the loader was opened.
+            PositionNotReached: The stream of a streamed dataset is still being read up to the cursor.
+            QueueFull: Too many streamed datasets are being read.
             StoredDataDamaged, StoreUnavailable: Stored data is damaged, or the disk cannot be used at the moment.
         """
         start = await anext(requests, None)

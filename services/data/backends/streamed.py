@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import structlog
 
 from twinkle.dataloader.ranks import RankSlice
 from twinkle.dataloader.replacing import ReplacementLog
-from twinkle.dataloader.sources import Layout, StreamedBatches
+from twinkle.dataloader.sources import Layout, Position, StreamedBatches
 from twinkle.dataset import ROW_ERRORS, DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
 from twinkle.dataset.streams import BATCH_ROWS
 from twinkle.hub import HubError
@@ -24,6 +23,7 @@ from twinkle_services.data.domain import (
     Dataset,
     HubStream,
     Loader,
+    PositionNotReached,
     Row,
     RowMeter,
     Table,
@@ -32,6 +32,8 @@ from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
 _log = structlog.get_logger('data')
 
+REACH_SECONDS = 30.0
+"""Time in seconds for which a call waits while the stream is read up to its position; less than clients' deadlines."""
 _SHUFFLE_BUFFER = 1000
 """Number of rows in which a shuffled stream is shuffled."""
 
@@ -109,10 +111,14 @@ class LibraryStream:
     """Implements `BatchStream`; a thread reads the rows, and a process reads the files of the hub."""
 
     def __init__(
-        self, reader: StreamReader, dataset: Dataset, loader: Loader, meter: RowMeter, *, consumed: int
-    ) -> None:
+        self, reader: StreamReader, dataset: Dataset, loader: Loader, meter: RowMeter, *, consumed: int,
+        reach_seconds: float = REACH_SECONDS,
+    ) -> None:  # fmt: skip
+        """Create a stream after `consumed` rows. `reach_seconds` is the time in which one call waits for them."""
         self._reader, self._dataset, self._loader, self._meter = reader, dataset, loader, meter
-        self._consumed = consumed
+        self._consumed, self._reach_seconds = consumed, reach_seconds
+        self._reached = 0
+        """Number of rows before the batch that is being read; the thread changes it."""
         self._batches = self._read(consumed)
         self._stored: StreamedRows | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix='stream')
@@ -129,10 +135,15 @@ class LibraryStream:
         return self._consumed
 
     async def next(self) -> tuple[list[Row], int] | None:
-        # If the caller is cancelled, the thread continues: reading up to a position may take longer than a call.
+        # If the caller is cancelled or refused, the thread continues: reading up to a position may take longer than a
+        # call.
         if self._ahead is None:
             self._ahead = asyncio.get_running_loop().run_in_executor(self._executor, next, self._batches, None)
             self._ahead.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._reached < self._consumed:
+            done, _ = await asyncio.wait([self._ahead], timeout=self._reach_seconds)
+            if not done and self._reached < self._consumed:
+                raise PositionNotReached(self._loader.loader_id, self._consumed, self._reached)
         found = await asyncio.shield(self._ahead)
         self._ahead = None
         self._consumed += len(found[0]) if found is not None else 0
@@ -149,36 +160,48 @@ class LibraryStream:
         self._meter.close()
 
     def _read(self, consumed: int) -> Generator[tuple[list[Row], int]]:
+        """Yield the batches after `consumed` rows, with their epochs.
+
+        A position is reached by reading batches. If it is not in the first epoch, the first epoch is read completely,
+        and its number of rows determines the epoch of the position, because all epochs have the same number.
+        """
+        with self._reader.opened(self._dataset, self._meter) as (self._stored, rows):
+            source = StreamedBatches(rows, self._layout(), ReplacementLog(0))
+            position, has_rows = Position(), True
+            while has_rows and not (self._loader.epoch_count and position.epoch >= self._loader.epoch_count):
+                has_rows = False
+                for batch, after in source.batches(position):
+                    has_rows, position = True, after
+                    self._meter.charge(-sum(size_bytes for _, size_bytes in batch), -len(batch))
+                    if self._is_reached(consumed, begin=after.consumed - len(batch), end=after.consumed):
+                        yield [row for row, _ in batch], after.epoch
+                position = source.next_epoch(position)
+                if position.epoch == 1 and position.consumed < consumed:
+                    position = self._epoch_of(consumed, epoch_rows=position.consumed)
+
+    def _is_reached(self, consumed: int, *, begin: int, end: int) -> bool:
+        """Record the rows of a batch, and return whether the batch is after a position."""
+        self._reached = end
+        if begin < consumed < end:
+            raise self._loader.refusal(consumed)
+        return begin >= consumed
+
+    def _epoch_of(self, consumed: int, *, epoch_rows: int) -> Position:
+        """Return the beginning of the epoch that contains a position."""
+        replace(self._loader, row_count=epoch_rows).check_begin(consumed)
+        epoch = consumed // epoch_rows
+        return Position(epoch * epoch_rows, epoch)
+
+    def _layout(self) -> Layout:
         loader = self._loader
         smallest = loader.batch_size if loader.is_last_partial_dropped else 1
-        layout = Layout(
+        return Layout(
             batch_size=loader.batch_size,
             min_batch_size=smallest,
             part=RankSlice(),
             seed=loader.shuffle_seed,
             shuffle_buffer=_SHUFFLE_BUFFER,
         )
-        with self._reader.opened(self._dataset, self._meter) as (self._stored, rows):
-            source = StreamedBatches(rows, layout, ReplacementLog(0))
-            position, has_rows = source.located(consumed), True
-            while has_rows and not (loader.epoch_count and position.epoch >= loader.epoch_count):
-                has_rows = False
-                for batch, after in _checked(source.batches(position)):
-                    if loader.epoch_count and after.epoch >= loader.epoch_count:
-                        return
-                    has_rows, position = True, after
-                    self._meter.charge(-sum(size_bytes for _, size_bytes in batch), -len(batch))
-                    yield [row for row, _ in batch], after.epoch
-                position = source.next_epoch(position)
-
-
-def _checked(batches: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from batches
-    except DatasetError:
-        raise
-    except ValueError as error:
-        raise InvalidField('start.cursor.consumed_rows', str(error)) from error
 
 
 def _stream_of(dataset: Dataset) -> HubStream:

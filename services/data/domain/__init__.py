@@ -1,7 +1,13 @@
 """Values and rules of the data service: datasets, their sources and steps, loaders and cursors."""
 
 from twinkle_services.data.domain.dataset import TOKEN_COLUMNS, Dataset, Row, Table
-from twinkle_services.data.domain.errors import DatasetNotFound, DatasetNotReady, HubIdNotFound, LoaderNotFound
+from twinkle_services.data.domain.errors import (
+    DatasetNotFound,
+    DatasetNotReady,
+    HubIdNotFound,
+    LoaderNotFound,
+    PositionNotReached,
+)
 from twinkle_services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from twinkle_services.data.domain.row_limits import DecodedBytes, DecodedLimits, RowMeter
 from twinkle_services.data.domain.source import HubSource, HubStream, MixtureSource, RowSource, Source, UploadSource
@@ -27,6 +33,7 @@ __all__ = [
     'MapStep',
     'MixtureSource',
     'PackStep',
+    'PositionNotReached',
     'Row',
     'RowMeter',
     'RowSource',

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from twinkle_services.kit.errors import FailedPrecondition, NotFound, domain_error
+from twinkle_services.kit.errors import FailedPrecondition, NotFound, Unavailable, domain_error
 
 
 @domain_error('DATASET_NOT_FOUND', 'no dataset {dataset_id!r}')
@@ -40,3 +40,17 @@ class HubIdNotFound(NotFound):
     """A hub id cannot be resolved by this service."""
 
     hub_id: str
+
+
+@domain_error(
+    'POSITION_NOT_REACHED',
+    'loader {loader_id!r} reads its stream up to row {consumed_rows}, and has reached row {reached_rows}; retry later',
+)
+class PositionNotReached(Unavailable):
+    """The stream of a loader is still being read up to the cursor; a repeated call continues to wait for it."""
+
+    loader_id: str
+    consumed_rows: int
+    """Number of rows before the cursor."""
+    reached_rows: int
+    """Number of rows that were passed so far."""

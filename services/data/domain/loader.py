@@ -67,30 +67,38 @@ class Loader:
 
         A cursor fits every loader that reads the same content in the same batches and order, so another program can
         continue a run with a different loader. A cursor without a digest, as stored in a checkpoint, fits if a batch
-        begins at its row; for a stream, this is checked when its rows are read.
+        begins at its row; for a stream, this is checked completely when its rows are read, see `BatchStream`.
 
         Raises:
             InvalidField: The cursor belongs to different content or to a different batch size or order, was modified,
                 is not at a batch boundary, or is beyond the last row.
         """
         if not cursor.state and self.is_streamed:
-            return cursor.consumed_rows
-        if not cursor.state:
-            self._check_begin(cursor.consumed_rows)
+            if self.is_last_partial_dropped and cursor.consumed_rows % self.batch_size:
+                raise self.refusal(cursor.consumed_rows)
+        elif not cursor.state:
+            self.check_begin(cursor.consumed_rows)
         elif cursor.state != self._state(cursor.consumed_rows):
             problem = 'belongs to a loader with different rows, batches or order; start without a cursor'
             raise InvalidField('start.cursor', problem)
         return cursor.consumed_rows
 
-    def _check_begin(self, consumed_rows: int) -> None:
+    def check_begin(self, consumed_rows: int) -> None:
+        """Check that `consumed_rows` rows end at a batch boundary. The number of rows of the dataset must be known.
+
+        Raises:
+            InvalidField: A batch neither begins there nor ends there, or the position is beyond the last row.
+        """
         row_in_epoch = consumed_rows % self.epoch_rows if self.epoch_rows else consumed_rows
         is_past = self.end_row is not None and consumed_rows > self.end_row
         if is_past or row_in_epoch % self.batch_size:
-            problem = (
-                f'is {consumed_rows}, must be a batch boundary up to the end of the loader; a batch has '
-                f'{self.batch_size} rows, an epoch {self.epoch_rows}'
-            )
-            raise InvalidField('start.cursor.consumed_rows', problem)
+            raise self.refusal(consumed_rows)
+
+    def refusal(self, consumed_rows: int) -> InvalidField:
+        """Return the error for a position that is not at a batch boundary."""
+        problem = f'is {consumed_rows}, must be a batch boundary up to the end of the loader; a batch has '
+        rows = f', an epoch {self.epoch_rows}' if self.epoch_rows or not self.is_streamed else ''
+        return InvalidField('start.cursor.consumed_rows', f'{problem}{self.batch_size} rows{rows}')
 
     def _state(self, consumed_rows: int) -> bytes:
         order = (self.content_digest, self.batch_size, self.shuffle_seed, self.is_last_partial_dropped)

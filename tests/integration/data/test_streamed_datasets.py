@@ -92,6 +92,11 @@ async def test_every_cursor_of_a_stream_is_exact(service: RunningData, hub: Fake
     for index in (1, 4):
         assert await service.read_all(loaders[1].loader_id, items[index].cursor) == whole[index + 1 :]
     assert set(hub.revisions) == {'0' * 40}
+    # A position without a digest, as in a checkpoint, and one beyond the end.
+    assert await service.read_all(loaders[1].loader_id, dataset_pb2.Cursor(consumed_rows=7)) == whole[4:]
+    beyond = start(loaders[1].loader_id, dataset_pb2.Cursor(consumed_rows=10**15))
+    refused = await refusal_of(service.stream(beyond, credits_for(1)))
+    assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'start.cursor.consumed_rows')
 
 
 async def test_steps_may_change_the_number_of_rows(service: RunningData, tiny_llama_dir: Path) -> None:

@@ -27,12 +27,20 @@ def test_attempts_of_a_few_seconds_are_one_outage(lasting: float, attempts: int)
         assert runner.run(_failures(timedelta(seconds=3), lasting=lasting, max_failures=5)) == attempts
 
 
-async def _failures(retry_timeout: timedelta, *, lasting: float, max_failures: int) -> int:
+def test_work_in_progress_is_no_outage() -> None:
+    """A call that waits until a stream has been read up to its position is retried without a limit."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        failures = _failures(timedelta(seconds=3), lasting=2.0, max_failures=5, reason='POSITION_NOT_REACHED')
+        assert runner.run(failures) == 5
+
+
+async def _failures(retry_timeout: timedelta, *, lasting: float, max_failures: int, reason: str = '') -> int:
     """Return the number of failed attempts until the backoff gives up, at most `max_failures`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
     backoff = Backoff(retry_timeout.total_seconds(), Outages('127.0.0.1:8000'))
-    error = RetryableError(ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message='', retry_after=timedelta(0)))
+    facts = ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message='', reason=reason, retry_after=timedelta(0))
+    error = RetryableError(facts)
     for attempt in range(1, max_failures):
         loop.ahead += lasting
         try:

@@ -14,7 +14,6 @@ from twinkle_client.dataloader.handle import BatchHandle, loader_state
 from twinkle_client.dataset import Dataset
 from twinkle_client.errors import RetryableError
 from twinkle_client.rpc import LoopThread, new_id, remote_method, remote_stream
-from twinkle_client.transfer import MAX_FAILURES
 
 Batch = list[InputFeature]
 
@@ -92,21 +91,23 @@ class DataLoader:
 
     @remote_stream
     async def batches(self) -> AsyncIterator[Batch]:
-        """Yield the batches from the start or, once, from the position that `resume_from_checkpoint` set."""
+        """Yield the batches from the start or, once, from the position that `resume_from_checkpoint` set.
+
+        While the server is unavailable, or reads a streamed dataset up to the position, the stream is opened again.
+        """
         cursor, self._resume_from = self._resume_from, None
-        self._cursor, failures = cursor, 0
-        while True:
-            try:
-                async with aclosing(self._responses(cursor)) as responses:
-                    async for response in responses:
-                        failures = 0
-                        self._cursor = cursor = response.cursor
-                        yield _batch(response)
-                return
-            except RetryableError:
-                failures += 1
-                if failures == MAX_FAILURES:
-                    raise
+        self._cursor = cursor
+        with self._connection.backoff() as backoff:
+            while True:
+                try:
+                    async with aclosing(self._responses(cursor)) as responses:
+                        async for response in responses:
+                            backoff.reset()
+                            self._cursor = cursor = response.cursor
+                            yield _batch(response)
+                    return
+                except RetryableError as error:
+                    await backoff.wait_or_raise(error)
 
     @remote_stream
     async def handles(self) -> AsyncIterator[BatchHandle]:

@@ -21,6 +21,8 @@ _UNREACHABLE = 'SERVICE_UNREACHABLE'
 """Reason of errors for a service that does not respond to the gateway."""
 _EXPECTED = ('VERSION_NOT_READY', 'ENGINE_PAUSED')
 """Reasons of temporary refusals that are not outages."""
+_PROGRESS = 'POSITION_NOT_REACHED'
+"""Reason of the error for a call that waits for work in progress, which may take longer than an outage is tolerated."""
 _SILENT_SECONDS = 1.0
 """Time without a message after which the gateway is queried, and the minimum time between two queries."""
 _FIRST_DELAY = 0.2
@@ -199,8 +201,9 @@ class Backoff:
             Error: `error` itself, if it is not retryable or the outage has lasted too long.
         """
         now = self._clock()
-        # The server was available during a long attempt, so the failure of that attempt begins a new outage.
-        if self._end is None or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS):
+        # The server was available during a long attempt or works for this call, so the failure begins a new outage.
+        is_working = error.reason == _PROGRESS or now - self._resumed > max(self._seconds / 2, _WORK_SECONDS)
+        if self._end is None or is_working:
             self._end, self._delay = now + self._seconds, _FIRST_DELAY
             self._begin = self._resumed
         if not (may_retry or isinstance(error, RetryableError)) or now >= self._end:

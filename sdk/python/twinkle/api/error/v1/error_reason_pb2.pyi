@@ -251,6 +251,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The loader has no batch after the position, because all its epochs were read. Metadata:
     loaderId, consumedRows.
     """
+    ERROR_REASON_POSITION_NOT_REACHED: _ErrorReason.ValueType  # 202
+    """UNAVAILABLE with RetryInfo. The stream of the loader is still being read up to the cursor. A repeated call with the
+    same cursor continues to wait for it. Metadata: loaderId, consumedRows, reachedRows.
+    """
     ERROR_REASON_OPERATION_CRASHED: _ErrorReason.ValueType  # 210
     """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
     applied, and the next operation may follow. Metadata: adapterId, sequenceNumber.
@@ -501,6 +505,10 @@ that may call it.
 ERROR_REASON_LOADER_AT_END: ErrorReason.ValueType  # 201
 """FAILED_PRECONDITION. The loader has no batch after the position, because all its epochs were read. Metadata:
 loaderId, consumedRows.
+"""
+ERROR_REASON_POSITION_NOT_REACHED: ErrorReason.ValueType  # 202
+"""UNAVAILABLE with RetryInfo. The stream of the loader is still being read up to the cursor. A repeated call with the
+same cursor continues to wait for it. Metadata: loaderId, consumedRows, reachedRows.
 """
 ERROR_REASON_OPERATION_CRASHED: ErrorReason.ValueType  # 210
 """FAILED_PRECONDITION. The model service crashed each time it ran the operation, so it is not run again. Nothing was
