@@ -34,7 +34,8 @@ class DataConfig(ServiceConfig):
     """Maximum memory of the rows that all requests prepare, in bytes."""
     stream_limit: int = Field(default=8, ge=1)
     """Maximum number of streamed datasets that are read at the same time, each by a process; a tenant has at most half
-    of them. Streams that no call reads are closed after ten minutes, or when others need their place."""
+    of them. Each dataset of an interleaved mixture counts. Streams that no call reads are closed after ten minutes, or
+    when others need their place."""
     stored_bytes: int = Field(default=32 << 30, ge=1)
     """Maximum size of a tenant's stored datasets and their exported files, in bytes. A dataset with more bytes on a hub
     is not downloaded."""

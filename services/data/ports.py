@@ -103,7 +103,8 @@ class RowEngine(Protocol):
         """Combine the rows of several tables, either interleaved or one table after another.
 
         Raises:
-            InvalidField: The tables differ in their preparation, or a table is lazy.
+            InvalidField: The tables differ in their preparation, a table is lazy, only some tables are streamed, or too
+                many streamed tables are to be interleaved.
         """
         ...
 

@@ -316,13 +316,16 @@ class Datasets:
         return found
 
     async def _new_table(self, caller: Caller, request: CreateRequest, meter: RowMeter) -> Table:
-        if not request.is_streamed:
-            return await self._read(caller, request.source, meter)
-        if request.is_lazy:
+        if request.is_lazy and request.is_streamed:
             raise InvalidField('is_lazy', 'must be false if is_streamed is true')
-        if not isinstance(request.source, HubSource):
-            raise InvalidField('is_streamed', 'must be false unless the source is hub; use is_lazy for other sources')
-        return Table(rows=[], stream=await self._engine.find_stream(request.source))
+        if request.is_streamed and isinstance(request.source, HubSource):
+            return Table(rows=[], stream=await self._engine.find_stream(request.source))
+        if request.is_streamed and not isinstance(request.source, MixtureSource):
+            raise InvalidField('is_streamed', 'must be false unless the source is hub or mixture; use is_lazy instead')
+        table = await self._read(caller, request.source, meter)
+        if request.is_streamed != (table.stream is not None):
+            raise InvalidField('is_streamed', 'must be true if the parts of the mixture are streamed, otherwise false')
+        return table
 
     async def _read(self, caller: Caller, source: Source, meter: RowMeter) -> Table:
         match source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinkle_services.data.domain import Cursor, Dataset, Loader
 from twinkle_services.data.ports import BatchStream, RowEngine
-from twinkle_services.kit.errors import QueueFull
+from twinkle_services.kit.errors import QueueFull, QuotaExceeded
 
 IDLE_SECONDS = 600.0
 """Time for which a stream that no call uses is kept, in seconds."""
@@ -18,26 +18,35 @@ class _Idle:
     """A stream that no call uses."""
 
     tenant_id: str
+    process_count: int
     stream: BatchStream
     timer: asyncio.TimerHandle
     """Closes the stream."""
 
 
+@dataclass(frozen=True)
+class _Used:
+    """A stream that a call uses."""
+
+    loader_id: str
+    tenant_id: str
+    process_count: int
+
+
 class LiveStreams:
     """Keeps the stream of each loader open between calls, because a new stream is read from its beginning.
 
-    The number of open streams is limited, in total and for each tenant. Streams that no call uses are closed after some
-    time, or when another stream needs their place, the oldest first.
+    The number of processes of open streams is limited, in total and for each tenant. Streams that no call uses are
+    closed after some time, or when another stream needs their place, the oldest first.
     """
 
     def __init__(self, engine: RowEngine, *, limit: int, tenant_limit: int, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Allow at most `limit` open streams, and `tenant_limit` for each tenant."""
+        """Allow at most `limit` processes of open streams, and `tenant_limit` for each tenant."""
         self._engine, self._limit, self._tenant_limit = engine, limit, tenant_limit
         self._idle_seconds = idle_seconds
         self._idle: dict[str, _Idle] = {}
         """Streams that no call uses, by loader."""
-        self._used: list[Loader] = []
-        """Loaders of the streams that calls use, once for each stream."""
+        self._used: list[_Used] = []
         self._closed: set[str] = set()
         """Loaders that were closed while calls used their streams."""
 
@@ -48,6 +57,7 @@ class LiveStreams:
         Raises:
             InvalidField: See `Loader.rows_before`.
             QueueFull: Too many streams are in use, in total or by the tenant.
+            QuotaExceeded: The dataset is a mixture of more streams than a tenant may read at the same time.
         """
         consumed = 0 if cursor is None else loader.rows_before(cursor)
         stream = self._taken(loader.loader_id)
@@ -55,18 +65,19 @@ class LiveStreams:
             stream.close()
             stream = None
         if stream is None:
-            self._make_room(loader.tenant_id)
+            self._make_room(loader.tenant_id, dataset.process_count)
             stream = self._engine.stream(dataset, loader, consumed=consumed)
-        self._used.append(loader)
+        used = _Used(loader.loader_id, loader.tenant_id, dataset.process_count)
+        self._used.append(used)
         try:
             yield stream
         finally:
-            self._used.remove(loader)
-            self._keep(loader, stream)
+            self._used.remove(used)
+            self._keep(used, stream)
 
     def close(self, loader_id: str) -> None:
         """Close the stream of a loader, or once its call ends if a call uses it."""
-        if any(loader.loader_id == loader_id for loader in self._used):
+        if any(used.loader_id == loader_id for used in self._used):
             self._closed.add(loader_id)
         stream = self._taken(loader_id)
         if stream is not None:
@@ -78,17 +89,24 @@ class LiveStreams:
         for loader_id in list(self._idle):
             self.close(loader_id)
 
-    def _make_room(self, tenant_id: str) -> None:
-        own_count = sum(loader.tenant_id == tenant_id for loader in self._used)
-        if own_count >= self._tenant_limit:
+    def _make_room(self, tenant_id: str, process_count: int) -> None:
+        if process_count > self._tenant_limit:
+            raise QuotaExceeded('streamed_datasets', self._tenant_limit)
+        own_count = sum(used.process_count for used in self._used if used.tenant_id == tenant_id)
+        if own_count + process_count > self._tenant_limit:
             raise QueueFull(own_count, self._tenant_limit)
-        own = [loader_id for loader_id, idle in self._idle.items() if idle.tenant_id == tenant_id]
-        for loader_id in own[: max(0, own_count + len(own) - self._tenant_limit + 1)]:
-            self.close(loader_id)
-        while self._idle and len(self._used) + len(self._idle) >= self._limit:
+        own_idle = [loader_id for loader_id, idle in self._idle.items() if idle.tenant_id == tenant_id]
+        while own_idle and own_count + process_count + self._idle_count(tenant_id) > self._tenant_limit:
+            self.close(own_idle.pop(0))
+        used_count = sum(used.process_count for used in self._used)
+        while self._idle and used_count + process_count + self._idle_count() > self._limit:
             self.close(next(iter(self._idle)))
-        if len(self._used) >= self._limit:
-            raise QueueFull(len(self._used), self._limit)
+        if used_count + process_count > self._limit:
+            raise QueueFull(used_count, self._limit)
+
+    def _idle_count(self, tenant_id: str = '') -> int:
+        """Return the number of processes of the unused streams of a tenant; an empty id means all tenants."""
+        return sum(idle.process_count for idle in self._idle.values() if tenant_id in ('', idle.tenant_id))
 
     def _taken(self, loader_id: str) -> BatchStream | None:
         """Return the stream of a loader that no call uses, and forget it."""
@@ -98,13 +116,13 @@ class LiveStreams:
         idle.timer.cancel()
         return idle.stream
 
-    def _keep(self, loader: Loader, stream: BatchStream) -> None:
-        loader_id = loader.loader_id
+    def _keep(self, used: _Used, stream: BatchStream) -> None:
+        loader_id = used.loader_id
         is_closed = loader_id in self._closed
-        if all(used.loader_id != loader_id for used in self._used):
+        if all(other.loader_id != loader_id for other in self._used):
             self._closed.discard(loader_id)
         if is_closed or stream.is_failed or loader_id in self._idle or not self._limit:
             stream.close()
             return
         timer = asyncio.get_running_loop().call_later(self._idle_seconds, self.close, loader_id)
-        self._idle[loader_id] = _Idle(loader.tenant_id, stream, timer)
+        self._idle[loader_id] = _Idle(used.tenant_id, used.process_count, stream, timer)

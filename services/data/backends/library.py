@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from twinkle_services.data.backends.library_errors import source_errors, step_er
 from twinkle_services.data.backends.pending_steps import apply_pending
 from twinkle_services.data.backends.streamed import LibraryStream, StreamReader
 from twinkle_services.data.domain import (
+    MAX_INTERLEAVED,
     CheckStep,
     Dataset,
     DecodedBytes,
@@ -37,6 +38,8 @@ from twinkle_services.data.domain import (
     Row,
     RowMeter,
     Step,
+    StreamMixture,
+    StreamPart,
     Table,
     TemplateStep,
 )
@@ -77,6 +80,7 @@ class LibraryEngine:
         self._decoded = decoded
         self._streams = StreamReader(self._template, self._is_readable_path, decoded.limits.tenant_bytes)
         self._inspections = asyncio.Semaphore(MAX_INSPECTIONS)
+        self._inspection_lock = asyncio.Lock()
 
     async def read_hub(self, source: HubSource, meter: RowMeter) -> Table:
         return await self._threads.run(self._read_hub, source, meter)
@@ -92,7 +96,11 @@ class LibraryEngine:
         return LibraryStream(self._streams, dataset, loader, meter, consumed=consumed)
 
     async def stream_rows(self, dataset: Dataset, *, begin: int, count: int) -> Sequence[Row | InvalidField]:
-        async with self._inspections:
+        async with AsyncExitStack() as processes:
+            # Calls take their processes one after the other, so that two calls do not wait for each other.
+            async with self._inspection_lock:
+                for _ in range(dataset.process_count):
+                    await processes.enter_async_context(self._inspections)
             with self._decoded.meter(dataset.tenant_id) as meter:
                 reading = asyncio.to_thread(self._streams.rows, dataset, meter, begin=begin, count=count)
                 return await completed(reading)
@@ -234,10 +242,26 @@ def _problem_of(labels: Any) -> str | None:
     return 'all labels are ignored, so training learns nothing from this row' if is_ignored else None
 
 
+def _mixed_streams(tables: Sequence[Table], *, is_interleaved: bool) -> StreamMixture:
+    field = 'source.mixture.dataset_ids'
+    if is_interleaved and len(tables) > MAX_INTERLEAVED:
+        raise InvalidField(field, f'must name at most {MAX_INTERLEAVED} streamed datasets to alternate between')
+    parts: list[StreamPart] = []
+    for table in tables:
+        if not isinstance(table.stream, HubStream):
+            raise InvalidField(field, 'must all be streamed from a hub, because one is; mixtures cannot be parts')
+        if not all(isinstance(step, MapStep | FilterStep) for step in table.pending) or table.template is not None:
+            raise InvalidField(field, 'must only have map and filter steps; apply the other steps to the mixture')
+        parts.append(StreamPart(stream=table.stream, pending=table.pending))
+    return StreamMixture(parts=tuple(parts), is_interleaved=is_interleaved)
+
+
 def _mix(tables: Sequence[Table], *, is_interleaved: bool) -> Table:
     first = tables[0]
-    if any(table.is_lazy or table.stream is not None for table in tables):
-        problem = 'must not be lazy or streamed; mix eager datasets, and set is_lazy for the mixture'
+    if any(table.stream is not None for table in tables):
+        return Table(rows=[], stream=_mixed_streams(tables, is_interleaved=is_interleaved))
+    if any(table.is_lazy for table in tables):
+        problem = 'must not be lazy; mix eager datasets, and set is_lazy for the mixture'
         raise InvalidField('source.mixture.dataset_ids', problem)
     states = {(table.is_encoded, table.is_packed) for table in tables}
     if len(states) > 1:

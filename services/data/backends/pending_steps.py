@@ -81,17 +81,17 @@ def _filtered(table: Table, view: LazyDataset, step: FilterStep) -> Table:
     return replace(table, rows=accepted, warnings=[*table.warnings, *report_of(accepts)])
 
 
-def add_step(view: LazyDataset | IterablePackingDataset, step: Step) -> None:
-    """Add a step to a view, which applies it to each row when the row is read."""
+def add_step(view: LazyDataset | IterablePackingDataset, step: Step, part: DatasetMeta | None = None) -> None:
+    """Add a step to a view, or to one of its parts, which applies it to each row when the row is read."""
     match step:
         case MapStep():
-            view.map(build_preprocessor(step.preprocessor, step.init_args))
+            view.map(build_preprocessor(step.preprocessor, step.init_args), part)
         case EncodeStep():
             view.encode(add_generation_prompt=step.is_generation_prompt_added, format=step.row_format)
         case CheckStep():
             view.check(format=step.row_format)
         case FilterStep() if isinstance(view, IterablePackingDataset):
-            view.filter(build_filter(step.filter, step.init_args))
+            view.filter(build_filter(step.filter, step.init_args), part)
         case PackStep() if isinstance(view, IterablePackingDataset):
             view.pack_dataset()
         case _:

@@ -1,7 +1,7 @@
 """Streamed datasets, whose rows are read from a hub and changed while a loader reads them."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,15 +17,16 @@ from twinkle.dataset.streams import BATCH_ROWS
 from twinkle.hub import HubError
 from twinkle_services.data.backends.hub_rows import StreamedRows
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
-from twinkle_services.data.backends.pending_steps import TemplateOf, with_pending
+from twinkle_services.data.backends.pending_steps import TemplateOf, add_step, with_pending
 from twinkle_services.data.backends.row_files import as_stored
 from twinkle_services.data.domain import (
     Dataset,
-    HubStream,
     Loader,
     PositionNotReached,
     Row,
     RowMeter,
+    StreamMixture,
+    StreamPart,
     Table,
 )
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
@@ -48,18 +49,11 @@ class StreamReader:
     """Maximum memory of a process that reads rows."""
 
     @contextmanager
-    def opened(self, dataset: Dataset, meter: RowMeter) -> Generator[tuple[StreamedRows, '_Rows']]:
-        """Return the stored rows of a streamed dataset, and its rows after the pending steps."""
-        stream = _stream_of(dataset)
-        stored = StreamedRows(
-            stream,
-            meter,
-            is_local_allowed=self.is_readable_path(stream.hub.dataset_id),
-            memory_bytes=self.memory_bytes,
-            read_ahead=BATCH_ROWS * (len(dataset.pending) + 1),
-        )
+    def opened(self, dataset: Dataset, meter: RowMeter) -> Generator[tuple[list[StreamedRows], '_Rows']]:
+        """Return the stored rows of the parts of a streamed dataset, and its rows after the pending steps."""
+        stored = [self._stored(part, dataset, meter) for part in dataset.stream_parts]
         with source_errors('dataset_id', hub_id=dataset.template.base_model if dataset.template else ''):
-            view = with_pending(IterablePackingDataset(DatasetMeta(data=stored)), dataset, self.template_of)
+            view = with_pending(_mixed(dataset, stored), dataset, self.template_of)
         try:
             yield stored, _Rows(view, dataset, meter)
         except HubError as error:
@@ -67,10 +61,31 @@ class StreamReader:
         except DatasetError as error:
             raise InvalidField('dataset_id', str(error)) from error
 
+    def _stored(self, part: StreamPart, dataset: Dataset, meter: RowMeter) -> StreamedRows:
+        return StreamedRows(
+            part.stream,
+            meter,
+            is_local_allowed=self.is_readable_path(part.stream.hub.dataset_id),
+            memory_bytes=self.memory_bytes,
+            read_ahead=BATCH_ROWS * (len(part.pending) + len(dataset.pending) + 1),
+        )
+
     def rows(self, dataset: Dataset, meter: RowMeter, *, begin: int, count: int) -> list[Row | InvalidField]:
         """Return some rows after the pending steps, or the errors of rows; see `RowEngine.stream_rows`."""
         with self.opened(dataset, meter) as (_, rows), closing(rows.measured()) as items:
             return [item for item, _ in islice(items, begin, begin + count)]
+
+
+def _mixed(dataset: Dataset, stored: Sequence[StreamedRows]) -> IterablePackingDataset:
+    """Return the stored rows of a dataset as one stream, after the steps of its parts."""
+    view = IterablePackingDataset()
+    for part, rows in zip(dataset.stream_parts, stored, strict=True):
+        meta = DatasetMeta(data=rows)
+        view.add_dataset(meta)
+        for step in part.pending:
+            add_step(view, step, meta)
+    view.mix_dataset(interleave=isinstance(dataset.stream, StreamMixture) and dataset.stream.is_interleaved)
+    return view
 
 
 class _Rows:
@@ -97,8 +112,9 @@ class _Rows:
             yield row, size_bytes
 
     def _problem_of(self, refused: RefusedRow) -> InvalidField:
+        steps = [step for part in self._dataset.stream_parts for step in part.pending]
         try:
-            with step_errors(0, self._dataset.pending[-1], Table(rows=[])):
+            with step_errors(0, [*steps, *self._dataset.pending][-1], Table(rows=[])):
                 raise refused.error
         except InvalidField as error:
             return error
@@ -120,7 +136,7 @@ class LibraryStream:
         self._reached = 0
         """Number of rows before the batch that is being read; the thread changes it."""
         self._batches = self._read(consumed)
-        self._stored: StreamedRows | None = None
+        self._stored: list[StreamedRows] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix='stream')
         self._ahead: asyncio.Future[tuple[list[Row], int] | None] | None = None
         self._is_closed = False
@@ -153,8 +169,8 @@ class LibraryStream:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._stored is not None:
-            self._stored.kill()
+        for rows in self._stored:
+            rows.kill()
         self._executor.submit(self._batches.close)
         self._executor.shutdown(wait=False)
         self._meter.close()
@@ -202,9 +218,3 @@ class LibraryStream:
             seed=loader.shuffle_seed,
             shuffle_buffer=_SHUFFLE_BUFFER,
         )
-
-
-def _stream_of(dataset: Dataset) -> HubStream:
-    if dataset.stream is None:
-        raise ValueError(f'dataset {dataset.dataset_id} is not streamed')
-    return dataset.stream

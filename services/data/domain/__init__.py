@@ -10,11 +10,22 @@ from twinkle_services.data.domain.errors import (
 )
 from twinkle_services.data.domain.loader import MAX_CREDITS, Cursor, Loader
 from twinkle_services.data.domain.row_limits import DecodedBytes, DecodedLimits, RowMeter
-from twinkle_services.data.domain.source import HubSource, HubStream, MixtureSource, RowSource, Source, UploadSource
+from twinkle_services.data.domain.source import (
+    MAX_INTERLEAVED,
+    HubSource,
+    HubStream,
+    MixtureSource,
+    RowSource,
+    Source,
+    StreamMixture,
+    StreamPart,
+    UploadSource,
+)
 from twinkle_services.data.domain.step import CheckStep, EncodeStep, FilterStep, MapStep, PackStep, Step, TemplateStep
 
 __all__ = [
     'MAX_CREDITS',
+    'MAX_INTERLEAVED',
     'TOKEN_COLUMNS',
     'CheckStep',
     'Cursor',
@@ -39,6 +50,8 @@ __all__ = [
     'RowSource',
     'Source',
     'Step',
+    'StreamMixture',
+    'StreamPart',
     'Table',
     'TemplateStep',
     'UploadSource',

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from twinkle_services.data.domain.source import HubStream
+from twinkle_services.data.domain.source import HubStream, StreamMixture, StreamPart
 from twinkle_services.data.domain.step import Step, TemplateStep
 
 Row = dict[str, Any]
@@ -30,7 +30,7 @@ class Table:
     """Whether rows are stored unchanged, and the steps in `pending` are applied to each row when it is read."""
     pending: tuple[Step, ...] = ()
     """Steps to apply to a row when it is read; empty unless the table is lazy or streamed."""
-    stream: HubStream | None = None
+    stream: HubStream | StreamMixture | None = None
     """Source of the rows if they are streamed; `rows` is empty then."""
     template: TemplateStep | None = None
     """Template that encodes chats; None until a step sets it."""
@@ -73,10 +73,22 @@ class Dataset:
     """See `Table`."""
     pending: tuple[Step, ...] = ()
     """See `Table`."""
-    stream: HubStream | None = None
+    stream: HubStream | StreamMixture | None = None
     """See `Table`."""
     content_digest: str = ''
     """Digest of the data that determines a loader's batches; set by the store when it writes the rows."""
+
+    @property
+    def stream_parts(self) -> tuple[StreamPart, ...]:
+        """Streams that the rows come from; empty unless the dataset is streamed."""
+        if isinstance(self.stream, StreamMixture):
+            return self.stream.parts
+        return () if self.stream is None else (StreamPart(stream=self.stream),)
+
+    @property
+    def process_count(self) -> int:
+        """Number of processes that read the rows of a streamed dataset at the same time."""
+        return len(self.stream_parts) if isinstance(self.stream, StreamMixture) and self.stream.is_interleaved else 1
 
     def fingerprint_of(self, request_id: str) -> str | None:
         """Return the fingerprint of an earlier request; None if the dataset has no request with this id."""

@@ -4,6 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from twinkle_services.data.domain.step import Step
+
+MAX_INTERLEAVED = 4
+"""Maximum number of streamed datasets that alternate, because a process reads each of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
@@ -27,6 +32,29 @@ class HubStream:
     """Commit of the repository; empty for files of this machine."""
     columns: tuple[str, ...]
     """Columns of the first row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPart:
+    """A streamed dataset as a part of a mixture."""
+
+    stream: HubStream
+    pending: tuple[Step, ...] = ()
+    """Steps to apply to the rows of this part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamMixture:
+    """Streamed datasets whose rows are combined while they are read."""
+
+    parts: tuple[StreamPart, ...]
+    is_interleaved: bool
+    """Whether rows alternate between the parts; otherwise the parts follow one another."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the first rows of all parts, in the order in which they first occur."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.stream.columns))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,13 +183,11 @@ async def test_lazy_and_streamed_datasets_are_requested_as_such(gateway: FakeGat
 
 
 async def test_streamed_datasets_refuse_what_needs_their_rows(client: TwinkleClient, tmp_path: Path) -> None:
-    """Rows, files, mixtures, lengths, and handles whose last batch is unknown are refused before any call."""
+    """Rows, files, lengths, and handles whose last batch is unknown are refused before any call."""
     dataset = IterableDataset('org/name', client=client)
     for meta in (DatasetMeta(data=[{'x': 1}]), str(tmp_path / 'rows.jsonl')):
         with pytest.raises(ValueError, match='streamed'):
             await IterableDataset(meta, client=client).describe.aio()
-    with pytest.raises(ValueError, match='mixed'):
-        await dataset.mix_dataset.aio()
     for sized in (dataset, DataLoader(dataset)):
         with pytest.raises(TypeError, match='unknown'):
             len(sized)
@@ -229,6 +227,16 @@ async def test_added_datasets_are_processed_separately_and_mixed(gateway: FakeGa
     assert [request.dataset_id for request in gateway.calls['Apply']] == ['ds-1', 'ds-3']
     with pytest.raises(ValueError, match='add_dataset'):
         await Dataset(client=client).mix_dataset.aio()
+
+
+async def test_streamed_datasets_become_a_streamed_mixture(gateway: FakeGateway, client: TwinkleClient) -> None:
+    """The parts of a streamed dataset and the mixture are requested as streamed datasets."""
+    dataset = IterableDataset('org/one', client=client)
+    dataset.add_dataset('org/two')
+    await dataset.mix_dataset.aio()
+    requests = gateway.calls['CreateDataset']
+    assert [request.is_streamed for request in requests] == [True, True, True]
+    assert requests[2].source.mixture == dataset_pb2.MixtureSource(dataset_ids=['ds-1', 'ds-2'], is_interleaved=True)
 
 
 async def test_rows_are_shown_with_tokens_and_problems(gateway: FakeGateway, client: TwinkleClient) -> None:

@@ -74,6 +74,15 @@ async def create(service: RunningData, source: Any, *steps: Any, **fields: Any) 
     return (await service.datasets.CreateDataset(request, metadata=service.metadata)).dataset
 
 
+async def refused_field(service: RunningData, loader: dataset_pb2.Loader, consumed_rows: int) -> str:
+    """Return the field of the refusal of a position, once the stream has been read far enough to refuse it."""
+    cursor = dataset_pb2.Cursor(consumed_rows=consumed_rows)
+    while True:
+        refused = await refusal_of(service.stream(start(loader.loader_id, cursor), credits_for(1)))
+        if refused.reason != 'POSITION_NOT_REACHED':
+            return refused.field
+
+
 async def test_every_cursor_of_a_stream_is_exact(service: RunningData, hub: FakeHub, tiny_llama_dir: Path) -> None:
     """A stream gives the batches of an eager dataset, from every cursor, also after a commit that changes the rows."""
     steps = [MAP, set_template(tiny_llama_dir), ENCODE]
@@ -94,9 +103,7 @@ async def test_every_cursor_of_a_stream_is_exact(service: RunningData, hub: Fake
     assert set(hub.revisions) == {'0' * 40}
     # A position without a digest, as in a checkpoint, and one beyond the end.
     assert await service.read_all(loaders[1].loader_id, dataset_pb2.Cursor(consumed_rows=7)) == whole[4:]
-    beyond = start(loaders[1].loader_id, dataset_pb2.Cursor(consumed_rows=10**15))
-    refused = await refusal_of(service.stream(beyond, credits_for(1)))
-    assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'start.cursor.consumed_rows')
+    assert await refused_field(service, loaders[1], 10**15) == 'start.cursor.consumed_rows'
 
 
 async def test_steps_may_change_the_number_of_rows(service: RunningData, tiny_llama_dir: Path) -> None:
@@ -113,6 +120,46 @@ async def test_steps_may_change_the_number_of_rows(service: RunningData, tiny_ll
     packed = await create(service, hub_source(), MAP, template, ENCODE, PACK)
     whole = await service.read_all((await service.open(packed.dataset_id, 1)).loader_id)
     assert 1 <= len(whole) < len(TEXTS)
+
+
+async def mixture(service: RunningData, *parts: dataset_pb2.Dataset, **fields: Any) -> dataset_pb2.Dataset:
+    """Create an interleaved mixture of datasets and return it."""
+    source = dataset_pb2.MixtureSource(dataset_ids=[part.dataset_id for part in parts], is_interleaved=True)
+    return await create(service, dataset_pb2.DatasetSource(mixture=source), **fields)
+
+
+async def test_mixtures_of_streams_equal_those_of_stored_rows(service: RunningData, tiny_llama_dir: Path) -> None:
+    """Streams with own steps alternate like eager datasets, from every cursor, also after their deletion."""
+    encoding = [set_template(tiny_llama_dir), ENCODE]
+    texts = [{'query': 'who?', 'response': text} for text in TEXTS]
+    other = map_with('SelfCognitionProcessor', model_name='other', model_author='them')
+    eager = [await service.create(rows(*texts), MAP), await service.create(rows(*texts[3:]), other)]
+    parts = [await create(service, hub_source(), MAP), await create(service, hub_source(begin_row=3), other)]
+    mixed = [await mixture(service, *eager, is_streamed=False), await mixture(service, *parts)]
+    mixed = [await service.apply(item.dataset_id, *encoding) for item in mixed]
+    assert (mixed[1].is_streamed, list(mixed[1].columns)) == (True, ['query', 'response'])
+    for part in parts:
+        request = dataset_service_pb2.DeleteDatasetRequest(dataset_id=part.dataset_id)
+        await service.datasets.DeleteDataset(request, metadata=service.metadata)
+    loaders = [await service.open(item.dataset_id, 2) for item in mixed]
+    whole = await service.read_all(loaders[0].loader_id)
+    items = [item async for item in service.stream(start(loaders[1].loader_id), credits_for(64))]
+    assert [ids_of(item) for item in items[:-1]] == whole
+    assert await service.read_all(loaders[1].loader_id, items[1].cursor) == whole[2:]
+    shown = dataset_service_pb2.PeekRowsRequest(dataset_id=mixed[1].dataset_id, begin_row=1, row_count=9)
+    found = await service.datasets.PeekRows(shown, metadata=service.metadata, timeout=300)
+    assert len(found.rows) == 6
+
+
+async def test_wrong_mixtures_of_streams_are_refused(service: RunningData, tiny_llama_dir: Path) -> None:
+    """Stored, mixed, encoded and too many parts are refused with the field, and so is a wrong `is_streamed`."""
+    part, stored = await create(service, hub_source()), await service.create(rows({'x': 1}))
+    mixed = await mixture(service, part, part)
+    encoded = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
+    for parts in ((part, stored), (part, mixed), (part, encoded), (part,) * 5):
+        assert (await refusal_of(mixture(service, *parts))).field == 'source.mixture.dataset_ids'
+    assert (await refusal_of(mixture(service, part, part, is_streamed=False))).field == 'is_streamed'
+    assert (await refusal_of(mixture(service, stored, stored))).field == 'is_streamed'
 
 
 async def test_a_loader_continues_without_reading_the_hub_again(
@@ -140,10 +187,7 @@ async def test_bad_rows_and_wrong_requests_are_refused(
     loader = await service.open(dataset.dataset_id, 2)
     failed = await refusal_of(service.stream(start(loader.loader_id), credits_for(64)))
     assert (failed.code, failed.field) == ('INVALID_ARGUMENT', 'rows[5].query')
-    middle = dataset_pb2.Cursor(consumed_rows=1)
-    assert (await refusal_of(service.stream(start(loader.loader_id, middle), credits_for(1)))).field == (
-        'start.cursor.consumed_rows'
-    )
+    assert await refused_field(service, loader, 1) == 'start.cursor.consumed_rows'
     unknown = await refusal_of(create(service, hub_source('hf://org/absent')))
     assert (unknown.code, unknown.reason) == ('NOT_FOUND', 'HUB_ID_NOT_FOUND')
     assert (await refusal_of(create(service, hub_source(split='dev')))).field == 'source.hub'

@@ -9,9 +9,9 @@ import pytest
 
 from fixtures.fake_samplers import until
 from twinkle_services.data.application.live_streams import LiveStreams
-from twinkle_services.data.domain import Cursor, Loader, Row
+from twinkle_services.data.domain import Cursor, HubSource, HubStream, Loader, Row, StreamMixture, StreamPart
 from twinkle_services.data.domain.dataset import new_dataset
-from twinkle_services.kit.errors import InvalidField, QueueFull
+from twinkle_services.kit.errors import InvalidField, QueueFull, QuotaExceeded
 
 DATASET = new_dataset('ds-1', tenant_id='alice', create_time=datetime(2026, 1, 1, tzinfo=UTC))
 LOADER = Loader(
@@ -132,6 +132,24 @@ async def test_a_tenant_has_a_share_of_the_streams() -> None:
         with pytest.raises(QueueFull):
             await read(streams, 0, own[2])
         await read(streams, 2, others[0])
+
+
+async def test_each_part_of_an_interleaved_mixture_counts() -> None:
+    """A mixture takes the place of as many streams as it alternates between; more than a share are refused for good."""
+    streams, engine = live(4)
+    part = StreamPart(stream=HubStream(hub=HubSource(dataset_id='d'), revision='', columns=()))
+    two, three = (replace(DATASET, stream=StreamMixture(parts=(part,) * n, is_interleaved=True)) for n in (2, 3))
+    loaders = [replace(LOADER, loader_id=f'ld-{index}') for index in range(3)]
+    await read(streams, 0, loaders[0])
+    async with streams.of(two, loaders[1], None):
+        assert [stream.is_closed for stream in engine.streams] == [True, False]
+        with pytest.raises(QueueFull):
+            await read(streams, 0, loaders[2])
+    await read(streams, 0, loaders[2])
+    assert [stream.is_closed for stream in engine.streams] == [True, True, False]
+    with pytest.raises(QuotaExceeded):
+        async with streams.of(three, loaders[1], None):
+            pass
 
 
 async def test_streams_of_closed_loaders_are_not_kept() -> None:

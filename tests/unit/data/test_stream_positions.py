@@ -23,14 +23,6 @@ LOADER = Loader(
 
 
 @dataclass
-class Stored:
-    """Processes of a reader, which are never started."""
-
-    def kill(self) -> None:
-        """Do nothing."""
-
-
-@dataclass
 class Reader:
     """Reads five rows in each pass."""
 
@@ -40,10 +32,10 @@ class Reader:
     """Must be set before the fourth row is read."""
 
     @contextmanager
-    def opened(self, _dataset: Any, meter: RowMeter) -> Iterator[tuple[Stored, 'Reader']]:
-        """Return the rows."""
+    def opened(self, _dataset: Any, meter: RowMeter) -> Iterator[tuple[list[Any], 'Reader']]:
+        """Return the processes that read rows, an empty list, and the rows."""
         self._meter = meter
-        yield Stored(), self
+        yield [], self
 
     def __iter__(self) -> Iterator[tuple[Row, int]]:
         self.pass_count += 1

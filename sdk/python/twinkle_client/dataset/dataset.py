@@ -87,11 +87,10 @@ class Dataset:
             interleave: Alternate between the datasets, followed by the rest of longer datasets. False: concatenate.
 
         Raises:
-            ValueError: No dataset was added, or the datasets are streamed.
-            UsageError: Only some of the datasets are encoded or packed, their templates differ, or a dataset is lazy.
+            ValueError: No dataset was added.
+            UsageError: Only some of the datasets are encoded or packed, their templates differ, a dataset is lazy, or
+                streamed datasets are more than four that alternate, or have steps other than `map` and `filter`.
         """
-        if self.is_streamed:
-            raise ValueError('streamed datasets cannot be mixed; use Dataset or LazyDataset')
         if not self._parts:
             raise ValueError('there is no dataset to mix; call add_dataset() first')
         # Only the mixture can be lazy, not its parts.

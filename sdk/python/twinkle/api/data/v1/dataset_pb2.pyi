@@ -261,8 +261,9 @@ Global___UploadSource: _TypeAlias = UploadSource  # noqa: Y015
 
 @_typing.final
 class MixtureSource(_message.Message):
-    """A combination of several datasets of the caller. Lazy and streamed datasets cannot be combined. The datasets must all be packed,
-    all be encoded without being packed, or all be unencoded. Encoded datasets must have the same template.
+    """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed, all
+    be encoded without being packed, or all be unencoded. Encoded datasets must have the same template. If one dataset is
+    streamed, all of them must be, with no steps other than map and filter, and the combination is streamed, too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -275,7 +276,7 @@ class MixtureSource(_message.Message):
     """
     @_builtins.property
     def dataset_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the datasets to combine, 1 to 1000."""
+        """Ids of the datasets to combine, 1 to 1000, or 1 to 4 if they are streamed and rows alternate between them."""
 
     def __init__(
         self,

@@ -46,9 +46,10 @@ class CreateDatasetRequest(_message.Message):
     """
     is_streamed: _builtins.bool
     """Whether to store no rows, and to read them from the hub each time a loader reads them. The source must be `hub`, on
-    Hugging Face or in the service's files. The service records the current commit of the repository, so that later
-    commits do not change the rows. All steps are applied while rows are read, and may return any number of rows. Must
-    be false if `is_lazy` is true. Export and mixtures are refused with INVALID_ARGUMENT.
+    Hugging Face or in the service's files, or a mixture of streamed datasets, for which this field must be true. The
+    service records the current commit of the repository, so that later commits do not change the rows. All steps are
+    applied while rows are read, and may return any number of rows. Must be false if `is_lazy` is true. Export is
+    refused with INVALID_ARGUMENT.
     """
     @_builtins.property
     def source(self) -> _dataset_pb2.DatasetSource:
