@@ -261,9 +261,10 @@ Global___UploadSource: _TypeAlias = UploadSource  # noqa: Y015
 
 @_typing.final
 class MixtureSource(_message.Message):
-    """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed, all
-    be encoded without being packed, or all be unencoded. Encoded datasets must have the same template. If one dataset is
-    streamed, all of them must be, with no steps other than map and filter, and the combination is streamed, too.
+    """A combination of several datasets of the caller. Lazy datasets cannot be combined. The datasets must all be packed,
+    all be encoded without being packed, or all be unencoded. Encoded datasets must have the same template. If one
+    dataset is streamed, all of them must be, with no steps other than map and filter, and the combination is streamed,
+    too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -71,15 +71,15 @@ class LoaderServiceServicer:
 
     def StreamBatches(self, request_iterator, context):
         """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-        return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which the
-        previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not
-        the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or
-        batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of range, a row
-        of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested; UNAVAILABLE
-        (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to the cursor
-        after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time)
-        if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch take too much
-        memory.
+        return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which
+        the previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is
+        not the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content,
+        order or batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of
+        range, a row of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested;
+        UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
+        the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
+        retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
+        take too much memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,15 +26,15 @@ class LoaderServiceStub:
     """
     StreamBatches: _aio.StreamStreamMultiCallable[_loader_service_pb2.StreamBatchesRequest, _loader_service_pb2.StreamBatchesResponse]
     """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-    return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which the
-    previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not
-    the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or
-    batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of range, a row
-    of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested; UNAVAILABLE
-    (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to the cursor
-    after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time)
-    if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch take too much
-    memory.
+    return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which
+    the previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is
+    not the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content,
+    order or batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of
+    range, a row of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested;
+    UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
+    the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
+    retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
+    take too much memory.
     """
     CloseLoader: _aio.UnaryUnaryMultiCallable[_loader_service_pb2.CloseLoaderRequest, _loader_service_pb2.CloseLoaderResponse]
     """Closes a loader. The call has no effect if the loader is already closed."""
@@ -63,15 +63,15 @@ class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_loader_service_pb2.StreamBatchesRequest], _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]],
     ) -> _abc.AsyncIterator[_loader_service_pb2.StreamBatchesResponse]:
         """Sends one batch for each credit, with the cursor for resuming after the batch. The same loader and cursor always
-        return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which the
-        previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is not
-        the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content, order or
-        batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of range, a row
-        of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested; UNAVAILABLE
-        (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to the cursor
-        after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a retry time)
-        if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch take too much
-        memory.
+        return the same batches. A streamed dataset is read up to the cursor, unless the cursor is the position at which
+        the previous stream of the loader ended. Errors: ABORTED (ERROR_REASON_STREAM_OUT_OF_ORDER) if the first message is
+        not the start, or the start is repeated; INVALID_ARGUMENT if the cursor belongs to a loader with other content,
+        order or batch size, is not at the beginning of a batch or is beyond the last one, a number of credits is out of
+        range, a row of a lazy or streamed dataset cannot be computed, or chats of a packed dataset are requested;
+        UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
+        the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
+        retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
+        take too much memory.
         """
 
     @_abc_1.abstractmethod
