@@ -79,7 +79,7 @@ class LoaderServiceServicer:
         UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
         the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
         retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
-        take too much memory.
+        take too much memory, or a mixture alternates between more streamed datasets than a tenant may read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class LoaderServiceStub:
     UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
     the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
     retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
-    take too much memory.
+    take too much memory, or a mixture alternates between more streamed datasets than a tenant may read.
     """
     CloseLoader: _aio.UnaryUnaryMultiCallable[_loader_service_pb2.CloseLoaderRequest, _loader_service_pb2.CloseLoaderResponse]
     """Closes a loader. The call has no effect if the loader is already closed."""
@@ -71,7 +71,7 @@ class LoaderServiceServicer(metaclass=_abc_1.ABCMeta):
         UNAVAILABLE (ERROR_REASON_POSITION_NOT_REACHED, with a retry time) if a streamed dataset is still being read up to
         the cursor after 30 seconds, which a repeated call continues; RESOURCE_EXHAUSTED (ERROR_REASON_QUEUE_FULL, with a
         retry time) if too many streamed datasets are being read, and (ERROR_REASON_QUOTA_EXCEEDED) if the rows of a batch
-        take too much memory.
+        take too much memory, or a mixture alternates between more streamed datasets than a tenant may read.
         """
 
     @_abc_1.abstractmethod
