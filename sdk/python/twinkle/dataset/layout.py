@@ -14,6 +14,7 @@ import yaml
 
 from twinkle.dataset.errors import DatasetError
 from twinkle.dataset.files import format_of
+from twinkle.dataset.readme import checked_configs, dataset_name, patterns_of
 
 DEFAULT_SUBSET = 'default'
 """Name of the default subset."""
@@ -136,8 +137,7 @@ def _read_configs(folder: Path) -> list[dict[str, Any]]:
         # A README may contain anything; one without valid YAML front matter has no configs.
         return []
     configs = cast('dict[str, Any]', front).get('configs') if isinstance(front, dict) else None
-    listed = cast('list[dict[str, Any]]', configs or [])
-    return [config for config in listed if config.get('data_files')]
+    return [config for config in checked_configs(dataset_name(folder), configs) if config.get('data_files')]
 
 
 def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: str, split: str) -> list[Path]:
@@ -149,10 +149,13 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
         chosen = configs[is_default.index(True) if any(is_default) else 0]
     else:
         raise DatasetError(f'subset {subset_name!r} does not exist in {folder.name}; it has: {", ".join(names)}')
-    patterns = _patterns(chosen['data_files'])
+    patterns = patterns_of(dataset_name(folder), chosen)
     if split not in patterns:
         raise DatasetError(f'split {split!r} does not exist in {folder.name}; it has: {", ".join(sorted(patterns))}')
-    files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
+    try:
+        files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
+    except ValueError as error:
+        raise DatasetError(f'{dataset_name(folder)} has a README with an invalid pattern: {error}') from error
     # The files of a cache are links. A link elsewhere may belong to another dataset, so the path must be inside, too.
     inside = [
         path for path in files
@@ -162,15 +165,3 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
     if not inside:
         raise NoDataFiles(f'{folder.name} has no data files that match {", ".join(patterns[split])}')
     return inside
-
-
-def _patterns(data_files: Any) -> dict[str, list[str]]:
-    """Map each split name to file patterns; the hubs allow one pattern, a list, or one entry per split."""
-    if isinstance(data_files, str):
-        return {'train': [data_files]}
-    patterns: dict[str, list[str]] = {}
-    for entry in cast('list[Any]', data_files):
-        item: dict[str, Any] = {'path': entry} if isinstance(entry, str) else entry
-        path: str | list[str] = item['path']
-        patterns.setdefault(str(item.get('split', 'train')), []).extend([path] if isinstance(path, str) else path)
-    return patterns

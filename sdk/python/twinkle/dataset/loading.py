@@ -7,9 +7,9 @@ The library converts files to Arrow files in its cache. Code in repositories is 
 import glob
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -18,6 +18,7 @@ from twinkle.dataset.errors import DatasetError, UnreadableFile
 from twinkle.dataset.hf import as_stored, library, rows_of_stream
 from twinkle.dataset.layout import DEFAULT_SUBSET
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.readme import check_descriptions, dataset_name, pinned_revision
 from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.tables import TableRows, joined
 from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
@@ -26,9 +27,14 @@ _MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'c
 """Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
 _CSV_OPTIONS: Mapping[str, Any] = {'keep_default_na': False, 'na_values': ['']}
 """Strings such as 'NA' and 'null' are kept; only an empty string becomes None."""
-_TYPE_ERROR_TEXTS = ("Couldn't cast", 'as a scalar of type', 'changed from')
-"""Texts of the library's errors for a value whose type differs from the type of its column."""
-_TYPES_CURE = "; give the types of all columns: DatasetMeta(..., options={'features': datasets.Features(...)})"
+_INFERRED = frozenset({'csv', 'json'})
+"""Modules that determine the types of columns from the first rows."""
+_TYPES_CURE = (
+    '; if later values of a column have another type than the first ones, give the types of all columns: '
+    "DatasetMeta(..., options={'features': datasets.Features(...)})"
+)
+_HUB_PREFIX = 'hf://datasets/'
+"""Beginning of the addresses of datasets on Hugging Face."""
 _SPLIT = 'train'
 """Split under which the library reads a list of files."""
 
@@ -84,41 +90,71 @@ def source_of_files(files: Sequence[Path], file_format: str | None = None, **opt
     return parts[0] if len(parts) == 1 else _Parts(parts)
 
 
-def source_of_folder(folder: Path, meta: DatasetMeta) -> Source:
+def source_of_folder(folder: Path, meta: DatasetMeta, readers: Collection[str] | None = None) -> Source:
     """Return the source of a folder in any format and with any README that the library reads.
+
+    Args:
+        folder: the folder.
+        meta: subset, split and options.
+        readers: modules of the library that may read the files. Default: all.
 
     Raises:
         DatasetError: the library finds no data files, or the subset or split does not exist.
     """
     with _source_errors(folder.name, DatasetError):
-        return _described(str(folder), meta)
+        return _described(str(folder.resolve()), meta, readers)
 
 
-def source_of_hub(name: str, meta: DatasetMeta) -> Source:
+def source_of_hub(
+    name: str, meta: DatasetMeta, readers: Collection[str] | None = None, *, is_private_allowed: bool = True
+) -> Source:
     """Return the source of a repository on Hugging Face, whose files are read over the network.
+
+    Args:
+        name: `org/name` of the repository.
+        meta: subset, split and options.
+        readers: modules of the library that may read the files. Default: all.
+        is_private_allowed: whether the token of this machine is used. Default: True.
 
     Raises:
         DatasetNotFound: the repository does not exist or is not accessible.
         HubUnreachable: the hub did not respond, or the environment does not allow connections.
         DatasetError: the library finds no data files, or the subset or split does not exist.
     """
+    token = meta.options.get('token') if is_private_allowed else False
+    with _source_errors(name, DatasetError), _hub_errors(name):
+        endpoint, revision = library().config.HF_ENDPOINT, meta.options.get('revision')
+        repository, commit = pinned_revision(name, revision=revision, token=token, endpoint=endpoint)
+        options = {**meta.options, 'revision': commit, 'token': token}
+        # A bare id could also be a folder of this machine, or a module of the library.
+        return _described(f'{_HUB_PREFIX}{repository}', replace(meta, options=options), readers)
+
+
+@contextmanager
+def _hub_errors(name: str) -> Generator[None]:
+    """Convert the errors of the library and of the hub's client about a repository."""
+    import huggingface_hub.errors as client  # noqa: PLC0415 - imported only if needed
+
     errors = library().exceptions
-    with _source_errors(name, DatasetError):
-        try:
-            return _described(name, meta)
-        except errors.DatasetNotFoundError as error:
-            problem = f'Hugging Face has no dataset {name} that you can access; check the name, or log in'
-            raise DatasetNotFound(problem) from error
-        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
-            if isinstance(error, errors.DataFilesNotFoundError | library().data_files.EmptyDatasetError):
-                raise
-            raise HubUnreachable(f'the dataset {name} cannot be read from Hugging Face: {error}') from error
+    try:
+        yield
+    except (errors.DatasetNotFoundError, client.RepositoryNotFoundError, client.RevisionNotFoundError) as error:
+        problem = f'Hugging Face has no dataset {name} that you can access; check the name, or log in'
+        raise DatasetNotFound(problem) from error
+    except (ConnectionError, TimeoutError, FileNotFoundError, client.HTTPError) as error:
+        if isinstance(error, errors.DataFilesNotFoundError | library().data_files.EmptyDatasetError):
+            raise
+        raise HubUnreachable(f'the dataset {name} cannot be read from Hugging Face: {error}') from error
 
 
-def _described(path: str, meta: DatasetMeta) -> Source:
+def _described(path: str, meta: DatasetMeta, readers: Collection[str] | None) -> Source:
     """Return the subset and split of a folder or repository that a meta describes."""
     subset = None if meta.subset_name == DEFAULT_SUBSET else meta.subset_name
-    source = _built(path, meta.split, name=subset, **meta.options)
+    name = dataset_name(Path(path)) if Path(path).is_absolute() else path.removeprefix(_HUB_PREFIX)
+    source = _built(path, meta.split, name=subset, name_in_errors=name, **meta.options)
+    if readers is not None and source.builder.name not in readers:
+        known = ', '.join(sorted(readers))
+        raise DatasetError(f'{source.name} has files of the kind {source.builder.name}, which is not one of {known}')
     splits: list[Any] = list(source.builder.config.data_files or source.builder.info.splits or ())
     if splits and meta.split not in splits:
         known = ', '.join(sorted(map(str, splits)))
@@ -142,31 +178,33 @@ def _part(suffix: str, files: list[Path], options: Mapping[str, Any]) -> Source:
         return _built(folder, _SPLIT, name_in_errors=name, data_files=patterns, **options)
 
 
-def _built(path: str, split: str, *, name_in_errors: str = '', **options: Any) -> '_Built':
+def _built(path: str, split: str, *, name_in_errors: str, **options: Any) -> '_Built':
+    if Path(path).is_absolute():
+        check_descriptions(name_in_errors, Path(path))
     with _no_counts():
         builder = library().load_dataset_builder(path, **options)
         if 'data_files' not in options:
-            _refuse_outside(builder, path)
+            _refuse_outside(builder, path, name_in_errors)
         if builder.name == 'json' and builder.config.features is None and split in (builder.config.data_files or ()):
             features = _json_features(builder, split)
             builder = library().load_dataset_builder(path, features=features, **options)
-    return _Built(builder, split, name_in_errors or Path(path).name)
+    return _Built(builder, split, name_in_errors)
 
 
-def _refuse_outside(builder: Any, path: str) -> None:
-    """Refuse files outside of a folder or repository, which its README may name.
+def _refuse_outside(builder: Any, path: str, name: str) -> None:
+    """Refuse files outside of a folder or repository.
+
+    The patterns in its README were checked before; this also covers the names of the files that they match.
 
     Raises:
         DatasetError: a file is not inside.
     """
-    folder = Path(path).absolute() if Path(path).is_dir() else None
+    folder = Path(path) if Path(path).is_absolute() else None
     for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
-        inside = (
-            Path(os.path.normpath(file)).is_relative_to(folder) if folder else file.startswith(f'hf://datasets/{path}@')
-        )
-        if not inside or '..' in Path(file).parts:
+        inside = Path(os.path.normpath(file)).is_relative_to(folder) if folder else file.startswith(f'{path}@')
+        if not inside or '..' in Path(file).parts or '::' in file:
             # The name of the file could reveal the content of a folder of a service.
-            raise DatasetError(f'{Path(path).name} has a README that names a file outside of it')
+            raise DatasetError(f'{name} has a README that names a file outside of it')
 
 
 @contextmanager
@@ -230,13 +268,18 @@ class _Built:
     def files(self) -> list[str]:
         return list(map(str, (self.builder.config.data_files or {}).get(self.split, ())))
 
+    @property
+    def cure(self) -> str:
+        """Cure of errors that the rows may cause; empty if the files define the types of columns."""
+        return _TYPES_CURE if self.builder.name in _INFERRED else ''
+
     def rows(self) -> Sequence[Row]:
-        with _source_errors(self.name, UnreadableFile):
+        with _source_errors(self.name, UnreadableFile, self.cure):
             self.builder.download_and_prepare()
             return TableRows(as_stored(self.builder.as_dataset(self.split)))
 
     def stream(self) -> Iterator[Row]:
-        with _source_errors(self.name, UnreadableFile):
+        with _source_errors(self.name, UnreadableFile, self.cure):
             yield from rows_of_stream(as_stored(self.builder.as_streaming_dataset(self.split)))
 
 
@@ -283,7 +326,7 @@ class _Parts:
 
 
 @contextmanager
-def _source_errors(name: str, error_class: type[DatasetError]) -> Generator[None]:
+def _source_errors(name: str, error_class: type[DatasetError], cure: str = '') -> Generator[None]:
     """Convert the library's errors about files; errors of the disk are raised unchanged."""
     try:
         yield
@@ -294,5 +337,4 @@ def _source_errors(name: str, error_class: type[DatasetError]) -> Generator[None
         found = cause if isinstance(cause, Exception) else error
         if isinstance(found, OSError) and found.errno is not None:
             raise found from error
-        cure = _TYPES_CURE if any(text in str(found) for text in _TYPE_ERROR_TEXTS) else ''
         raise error_class(f'{name} cannot be read: {found}{cure}') from error

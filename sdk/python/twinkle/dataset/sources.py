@@ -1,6 +1,6 @@
 """Load the rows that a `DatasetMeta` describes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -33,14 +33,24 @@ def load_rows(meta: DatasetMeta, *, is_local_allowed: bool = True) -> Sequence[R
     return _sliced(rows, meta)
 
 
-def open_source(meta: DatasetMeta, *, is_local_allowed: bool = True, is_streamed: bool = False) -> Source:
+def open_source(
+    meta: DatasetMeta,
+    *,
+    is_local_allowed: bool = True,
+    is_private_allowed: bool = True,
+    is_streamed: bool = False,
+    readers: Collection[str] | None = None,
+) -> Source:
     """Return the files of a dataset on a hub or on this machine, without reading them.
 
     Args:
         meta: source of the rows, without `data`.
         is_local_allowed: see `load_rows`.
+        is_private_allowed: whether the dataset may be private: hubs are asked with the token of this machine, and the
+            caches of their clients are searched. Default: True.
         is_streamed: whether files on Hugging Face that are not on this machine are read over the network, in pieces,
             instead of being downloaded. Default: False.
+        readers: modules of the library `datasets` that may read folders and repositories. Default: all.
 
     Raises:
         HubError: the dataset cannot be found or downloaded.
@@ -48,23 +58,23 @@ def open_source(meta: DatasetMeta, *, is_local_allowed: bool = True, is_streamed
     """
     _refuse_missing_file(meta, is_local_allowed=is_local_allowed)
     dataset_id = meta.dataset_id or ''
-    path = find_dataset(dataset_id, is_local_allowed=is_local_allowed)
+    path = find_dataset(dataset_id, is_local_allowed=is_local_allowed, is_private_allowed=is_private_allowed)
     is_other_revision = 'revision' in meta.options and local_path(dataset_id) is None
     if is_other_revision or (path is None and (is_streamed or meta.options)):
         hub_id = HubId.parse(dataset_id)
         if hub_id.source != 'ms':
-            return source_of_hub(hub_id.name, meta)
+            return source_of_hub(hub_id.name, meta, readers, is_private_allowed=is_private_allowed)
     if path is None:
-        path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed)
+        path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed, is_private_allowed=is_private_allowed)
     if path.is_file():
         return source_of_files([path], **meta.options)
     if meta.options:
-        return source_of_folder(path, meta)
+        return source_of_folder(path, meta, readers)
     try:
         files = files_of(path, subset_name=meta.subset_name, split=meta.split)
     except NoDataFiles:
-        return source_of_folder(path, meta)
-    return source_of_folder(path, meta) if has_configs(path) else source_of_files(files)
+        return source_of_folder(path, meta, readers)
+    return source_of_folder(path, meta, readers) if has_configs(path) else source_of_files(files)
 
 
 def stream_rows(meta: DatasetMeta, source: Source | None = None) -> Iterator[Row]:
@@ -101,7 +111,11 @@ def refuse_backwards(meta: DatasetMeta) -> None:
 
 
 def find_files(
-    meta: DatasetMeta, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None
+    meta: DatasetMeta,
+    *,
+    is_local_allowed: bool = True,
+    is_private_allowed: bool = True,
+    download_limit_bytes: int | None = None,
 ) -> list[Path]:
     """Return the files of a dataset's subset and split, in order, for services that read them within limits.
 
@@ -109,6 +123,7 @@ def find_files(
         meta: source of the rows, without `data`.
         is_local_allowed: whether `dataset_id` may be a path; a service with untrusted callers sets False. Default:
             True.
+        is_private_allowed: see `open_source`.
         download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
@@ -118,7 +133,10 @@ def find_files(
     """
     _refuse_missing_file(meta, is_local_allowed=is_local_allowed)
     path = resolve_dataset(
-        meta.dataset_id or '', is_local_allowed=is_local_allowed, download_limit_bytes=download_limit_bytes
+        meta.dataset_id or '',
+        is_local_allowed=is_local_allowed,
+        is_private_allowed=is_private_allowed,
+        download_limit_bytes=download_limit_bytes,
     )
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)
 

@@ -32,7 +32,14 @@ class RepositoryMissing(Exception):
     """The repository does not exist on ModelScope or is not accessible."""
 
 
-def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: Callable[[list[int]], None]) -> Path:
+def fetch(
+    name: str,
+    *,
+    repo_type: str,
+    patterns: Sequence[str] | None,
+    check: Callable[[list[int]], None],
+    token: str | None = None,
+) -> Path:
     """Return a folder with the matching files of a repository, which are downloaded once.
 
     Args:
@@ -40,6 +47,7 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: C
         repo_type: 'model' or 'dataset'.
         patterns: patterns of the files to download; None downloads all files.
         check: called with the sizes of all files before a download, and may raise an error.
+        token: access token; empty for none. Default: the token of this machine.
 
     Raises:
         RepositoryMissing: the repository does not exist or is not accessible.
@@ -47,13 +55,15 @@ def fetch(name: str, *, repo_type: str, patterns: Sequence[str] | None, check: C
         OSError, ValueError, RuntimeError: the download failed.
     """
     client = _client()
-    # The digest includes the name, because 'a/b--c' and 'a--b/c' would otherwise share a folder.
-    digest = hashlib.sha256('\n'.join((name, *(patterns or ()))).encode()).hexdigest()[:12]
+    # The digest includes the name, because 'a/b--c' and 'a--b/c' would otherwise share a folder. Folders that were
+    # downloaded with a token may be private, and are not used without one.
+    parts = (name, *(patterns or ()), *(['without a token'] if token == '' else ()))
+    digest = hashlib.sha256('\n'.join(parts).encode()).hexdigest()[:12]
     # An existing folder is complete, because `build_once` removes the folder of a failed download.
     target = cache_dir() / 'modelscope' / f'{repo_type}s' / f'{name.replace("/", "--")}--{digest}'
 
     def fill(folder: Path) -> None:
-        api = client.HubApi(endpoint=_endpoint())
+        api = client.HubApi(endpoint=_endpoint(), token=token)
         check([file.size for file in api.list_repo_files(name, repo_type)])
         api.download_repo(name, repo_type, local_dir=folder, allow_patterns=list(patterns) if patterns else None)
 

@@ -50,7 +50,14 @@ def model_scope_folders(name: str, kind: Kind) -> Iterator[Path]:
     yield root / kind / name
 
 
-def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None = None) -> Path:
+def download(
+    hub_id: HubId,
+    *,
+    kind: Kind,
+    patterns: tuple[str, ...] | None,
+    limit_bytes: int | None = None,
+    is_token_used: bool = True,
+) -> Path:
     """Download a repository with its hub's own client, which shows progress, and return its folder.
 
     Args:
@@ -58,6 +65,7 @@ def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None, lim
         kind: 'models' or 'datasets'.
         patterns: patterns of the files to download; None downloads all files.
         limit_bytes: maximum total size of the files of the repository. Default: no limit.
+        is_token_used: whether the token of this machine is sent. Default: True.
 
     Raises:
         DownloadTooLarge: the files are larger than the limit.
@@ -66,26 +74,30 @@ def download(hub_id: HubId, *, kind: Kind, patterns: tuple[str, ...] | None, lim
         HubUnreachable: the hub did not respond, or its client is not installed.
     """
     if hub_id.source == 'ms':
-        return _download_model_scope(hub_id, kind, patterns, limit_bytes)
-    return _download_hugging_face(hub_id, kind, patterns, limit_bytes)
+        return _download_model_scope(hub_id, kind, patterns, limit_bytes, is_token_used=is_token_used)
+    return _download_hugging_face(hub_id, kind, patterns, limit_bytes, is_token_used=is_token_used)
 
 
 def _download_hugging_face(
-    hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None
+    hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None, *, is_token_used: bool
 ) -> Path:
     client = _client('huggingface_hub', hub_id, kind)
+    token = None if is_token_used else False
     try:
         revision = None
-        if limit_bytes is not None:
-            api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None)
+        # Without a token, the repository must be public now: the client would also return a copy in its cache.
+        if limit_bytes is not None or not is_token_used:
+            api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
             info = api.repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
-            _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
+            if limit_bytes is not None:
+                _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
             revision = info.sha  # the files may change after their sizes were read
         folder = client.snapshot_download(
             hub_id.name,
             repo_type=kind.removesuffix('s'),
             revision=revision,
             allow_patterns=list(patterns) if patterns else None,
+            token=token,
         )
     except client.errors.RepositoryNotFoundError as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
@@ -102,13 +114,17 @@ def _absent(hub: str, hub_id: HubId, kind: Kind) -> str:
     return f'{hub} has no {kind.removesuffix("s")} {hub_id.name} that you can access; {cure}'
 
 
-def _download_model_scope(hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None) -> Path:
+def _download_model_scope(
+    hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None, *, is_token_used: bool
+) -> Path:
     def check(sizes: list[int]) -> None:
         if limit_bytes is not None:
             _check_size(hub_id, sizes, limit_bytes)
 
     try:
-        return model_scope.fetch(hub_id.name, repo_type=kind.removesuffix('s'), patterns=patterns, check=check)
+        token = None if is_token_used else ''
+        kind_name = kind.removesuffix('s')
+        return model_scope.fetch(hub_id.name, repo_type=kind_name, patterns=patterns, check=check, token=token)
     except model_scope.RepositoryMissing as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
         raise missing(_absent('ModelScope', hub_id, kind)) from error

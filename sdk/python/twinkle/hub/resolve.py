@@ -73,12 +73,20 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
     return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
 
 
-def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_limit_bytes: int | None = None) -> Path:
+def resolve_dataset(
+    dataset_id: str,
+    *,
+    is_local_allowed: bool = True,
+    is_private_allowed: bool = True,
+    download_limit_bytes: int | None = None,
+) -> Path:
     """Return the local folder or file of a dataset, which is downloaded if it is not available locally.
 
     Args:
         dataset_id: `hf://org/name`, `ms://org/name`, a bare id, a folder or a file.
         is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
+        is_private_allowed: whether the hub is asked with the token of this machine, and whether the caches of the hubs'
+            clients are searched, which may contain private datasets. Default: True.
         download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
@@ -86,19 +94,22 @@ def resolve_dataset(dataset_id: str, *, is_local_allowed: bool = True, download_
         DatasetNotFound: the id is malformed, or the dataset does not exist.
         HubUnreachable: the dataset is not available locally, and the hub did not respond.
     """
-    found = find_dataset(dataset_id, is_local_allowed=is_local_allowed)
+    found = find_dataset(dataset_id, is_local_allowed=is_local_allowed, is_private_allowed=is_private_allowed)
     if found is not None:
         return found
     hub_id = _parse(dataset_id, DatasetNotFound)
-    return remote.download(hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes)
+    return remote.download(
+        hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes, is_token_used=is_private_allowed
+    )
 
 
-def find_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path | None:
+def find_dataset(dataset_id: str, *, is_local_allowed: bool = True, is_private_allowed: bool = True) -> Path | None:
     """Return the local folder or file of a dataset; None if it must be downloaded.
 
     Args:
         dataset_id: as in `resolve_dataset`.
         is_local_allowed: as in `resolve_dataset`.
+        is_private_allowed: as in `resolve_dataset`.
 
     Raises:
         DatasetNotFound: the id is malformed, or is a path that does not exist.
@@ -108,7 +119,8 @@ def find_dataset(dataset_id: str, *, is_local_allowed: bool = True) -> Path | No
         if path.exists():
             return path
         raise DatasetNotFound(f'the file or folder {dataset_id} does not exist')
-    folders = _local_folders(_parse(dataset_id, DatasetNotFound), 'datasets')
+    folders_of = _local_folders if is_private_allowed else _mirror_folders
+    folders = folders_of(_parse(dataset_id, DatasetNotFound), 'datasets')
     return next((folder for folder in folders if _has_data(folder)), None)
 
 

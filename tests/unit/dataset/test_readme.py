@@ -1,0 +1,137 @@
+"""A README names only files inside of its folder or repository."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from twinkle.dataset import Dataset, DatasetError, DatasetMeta, find_files
+from twinkle.dataset.readme import checked_configs, dataset_name, patterns_of
+
+OUTSIDE = (
+    '/etc/rows.jsonl',
+    '\\etc\\rows.jsonl',
+    '../rows.jsonl',
+    'data/../../rows.jsonl',
+    'data\\..\\..\\rows.jsonl',
+    'file:///etc/rows.jsonl',
+    'https://example.org/rows.jsonl',
+    'hf://datasets/org/other/rows.jsonl',
+    'zip://*.jsonl::https://example.org/rows.zip',
+    '_::https://example.org/rows.zip',
+    'x:rows.jsonl',
+    ' http:rows.jsonl',
+    '//[rows.jsonl',
+    'rows\0.jsonl',
+    '',
+)
+INSIDE = (
+    'rows.jsonl',
+    'data/*.jsonl',
+    '**',
+    './data/train-?.parquet',
+    'data/2026:01/*.csv',
+    '..rows/a..b.jsonl',
+    '~/x',
+)
+
+
+@pytest.mark.parametrize('pattern', OUTSIDE)
+def test_patterns_outside_are_refused(pattern: str) -> None:
+    """Each place of a pattern is checked, and the refusal names the dataset, the config and the pattern."""
+    places: list[dict[str, Any]] = [
+        {'data_files': ['a.jsonl', pattern]},
+        {'data_files': [{'split': 'train', 'path': 'a.jsonl'}, {'split': 'test', 'path': pattern}]},
+        {'data_files': [{'split': 'train', 'path': ['a.jsonl', pattern]}]},
+        *([{'data_files': pattern}, {'data_dir': pattern}] if pattern else []),
+    ]
+    for place in places:
+        with pytest.raises(DatasetError) as refused:
+            checked_configs('org/rows', [{'config_name': 'good', 'data_files': '*'}, {'config_name': 'main', **place}])
+        for name in ('org/rows', "'main'", repr(pattern)):
+            assert name in str(refused.value)
+
+
+@pytest.mark.parametrize('pattern', INSIDE)
+def test_patterns_inside_are_accepted(pattern: str) -> None:
+    """Relative paths and patterns stay as they are, for each split."""
+    config = {'config_name': 'main', 'data_files': [{'split': 'test', 'path': [pattern]}], 'data_dir': pattern}
+    assert checked_configs('org/rows', [config]) == [config]
+    assert patterns_of('org/rows', config) == {'test': [pattern]}
+    assert patterns_of('org/rows', {'data_files': pattern}) == {'train': [pattern]}
+
+
+@pytest.mark.parametrize(
+    'configs',
+    [
+        'main',
+        {'config_name': 'main'},
+        ['main'],
+        [{'config_name': ['main']}],
+        [{'data_files': {'train': 'a.jsonl'}}],
+        [{'data_files': 3}],
+        [{'data_files': [{'split': 'train'}]}],
+        [{'data_files': [{'split': ['train'], 'path': 'a.jsonl'}]}],
+        [{'data_files': [None]}],
+        [{'data_dir': ['data']}],
+        [{'version': '../other'}],
+        [{'version': '/etc'}],
+        [{'version': '..'}],
+        [{'version': {'major': 1}}],
+    ],
+)
+def test_malformed_configs_are_refused(configs: Any) -> None:
+    """A value of another type, and a version that is not safe in a path, is an error about the README."""
+    with pytest.raises(DatasetError, match='README'):
+        checked_configs('org/rows', configs)
+
+
+def test_nested_aliases_are_not_expanded() -> None:
+    """YAML of 1 kB whose aliases stand for 10 to the power of 60 values is refused without reading them all."""
+    lines = [
+        'a0: &a0 [x, x]',
+        *(f'a{index}: &a{index} [{", ".join([f"*a{index - 1}"] * 10)}]' for index in range(1, 60)),
+    ]
+    bomb = yaml.safe_load('\n'.join(lines))['a59']
+    places: list[dict[str, Any]] = [{'data_files': bomb}, {'data_dir': bomb}, {'version': bomb}, {'config_name': bomb}]
+    for place in places:
+        with pytest.raises(DatasetError):
+            checked_configs('org/rows', [place])
+
+
+@pytest.mark.parametrize('open_rows', [find_files, Dataset], ids=['service', 'library'])
+def test_folders_name_only_their_files(tmp_path: Path, open_rows: Callable[[DatasetMeta], object]) -> None:
+    """Absolute, invalid and malformed patterns of a folder are refused with an error, not with an exception of glob."""
+    folder, other = tmp_path / 'rows', tmp_path / 'other.jsonl'
+    folder.mkdir()
+    for file in (folder / 'train.jsonl', other):
+        file.write_text('{"x": 1}\n')
+    for data_files in (str(other), '../*.jsonl', f'file://{other}', [{'split': 'train', 'path': None}]):
+        front = yaml.safe_dump({'configs': [{'config_name': 'main', 'data_files': data_files}]})
+        (folder / 'README.md').write_text(f'---\n{front}---\n')
+        with pytest.raises(DatasetError, match='rows has a README'):
+            open_rows(DatasetMeta(str(folder)))
+
+
+def test_descriptions_of_other_formats_are_checked(tmp_path: Path) -> None:
+    """Files that only the library reads, and its second file of descriptions, follow the same rule."""
+    (tmp_path / 'train.txt').write_text('one\n')
+    description = tmp_path / '.huggingface.yaml'
+    for text, error in (
+        ('configs: [{config_name: main, data_files: /etc/hostname}]', 'names'),
+        ('configs: [', 'no valid YAML'),
+        ('[]', 'must contain fields'),
+    ):
+        description.write_text(text)
+        with pytest.raises(DatasetError, match=error):
+            Dataset(DatasetMeta(str(tmp_path)))
+    description.write_text('configs: [{config_name: main, data_files: "*.txt"}]')
+    assert list(Dataset(DatasetMeta(str(tmp_path)))) == [{'text': 'one'}]
+
+
+def test_names_of_cached_datasets_are_those_of_the_hub() -> None:
+    """Errors name the repository, not the commit that is the name of its folder in the cache."""
+    assert dataset_name(Path('/home/hub/datasets--org--rows/snapshots/c0ffee')) == 'org/rows'
+    assert dataset_name(Path('/data/rows')) == 'rows'
