@@ -13,6 +13,7 @@ from twinkle_services.data.application.loaders import Loaders
 from twinkle_services.data.application.uploads import Uploads
 from twinkle_services.data.backends.disk_datasets import DiskDatasets
 from twinkle_services.data.backends.disk_loaders import DiskLoaders
+from twinkle_services.data.backends.hub_rows import HubAccess
 from twinkle_services.data.backends.library import LibraryEngine
 from twinkle_services.data.config import DataConfig
 from twinkle_services.data.domain import DecodedBytes, DecodedLimits
@@ -87,7 +88,9 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
     engine = LibraryEngine(
         threads,
         base_models=config.base_models,
-        local_roots=config.local_roots,
+        access=HubAccess(
+            tuple(root.resolve() for root in config.local_roots), frozenset(config.hub_token_repositories)
+        ),
         template_cache=config.template_cache,
         download_limit_bytes=config.stored_bytes,
         decoded=DecodedBytes(limits.decoded),

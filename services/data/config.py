@@ -1,11 +1,20 @@
 """Configuration of the data service."""
 
+import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from twinkle_services.kit.config import BaseModelId, ServiceConfig
+
+_REPOSITORY = re.compile(r'\*|[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?')
+
+
+def _repository(name: str) -> str:
+    if not _REPOSITORY.fullmatch(name):
+        raise ValueError(f'must be org/name, org or *, without a prefix such as hf://, got {name!r}')
+    return name
 
 
 class DataConfig(ServiceConfig):
@@ -19,6 +28,11 @@ class DataConfig(ServiceConfig):
     path of a folder only if the path is listed here."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
+    hub_token_repositories: tuple[Annotated[str, AfterValidator(_repository)], ...] = ()
+    """Datasets of hubs that the service reads with its token (`HF_TOKEN`, `MODELSCOPE_API_TOKEN`, or the login of its
+    user) and from the caches of the hubs' clients: `org/name` for one, `org` for all of an owner, `*` for all. Every
+    tenant can read the private datasets that this allows. Empty: the token is not used, so only public datasets and
+    those of the mirror can be read."""
     thread_count: int = Field(default=2, ge=1)
     """Number of threads that read, tokenize and write rows."""
     template_cache: int = Field(default=4, ge=1)

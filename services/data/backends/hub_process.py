@@ -8,11 +8,14 @@ import json
 import os
 import re
 import resource
+import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from itertools import chain
+from pathlib import Path
 from typing import Any, TextIO
 
 from twinkle.dataset import DatasetError, DatasetMeta, open_source, stream_rows
@@ -22,10 +25,14 @@ ROW, FOUND, FAILED, END = 'r', 'f', 'e', '.'
 """First characters of a line: a row, the revision and columns, an error, and the end of the rows."""
 _RESERVED_BYTES = 2 << 30
 """Address space that pyarrow and other libraries reserve, but do not use."""
+_READERS = frozenset({'arrow', 'conll', 'csv', 'json', 'parquet', 'text', 'xml'})
+"""Modules of `datasets` whose rows can be JSON. Those for images and archives look for files of this machine by the
+names that are stored in a dataset."""
 
 
 def main() -> None:
     """Write the lines of the request in the first argument; its fields are those of `hub_rows.RowProcess`."""
+    threading.Thread(target=_end_with_service, daemon=True).start()
     request: dict[str, Any] = json.loads(sys.argv[1])
     limit = request['memory_bytes'] + _RESERVED_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -44,6 +51,14 @@ def main() -> None:
     output.flush()
 
 
+def _end_with_service() -> None:
+    """End this process at the end of its input, which the service keeps open: also when the service is killed."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    shutil.rmtree(os.environ['HF_DATASETS_CACHE'], ignore_errors=True)
+    os._exit(1)
+
+
 def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     revision = request['revision']
     meta = DatasetMeta(
@@ -53,15 +68,25 @@ def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         data_slice=slice(request['begin_row'], request['end_row']),
         options={'revision': revision} if revision else {},
     )
-    is_local = find_dataset(request['dataset_id'], is_local_allowed=request['is_local_allowed']) is not None
-    if not is_local and request['dataset_id'].startswith('ms://'):
+    access = {name: request[name] for name in ('is_local_allowed', 'is_private_allowed')}
+    path = find_dataset(request['dataset_id'], **access)
+    if path is None and request['dataset_id'].startswith('ms://'):
         raise DatasetError('datasets on ModelScope cannot be streamed; create the dataset without is_streamed')
-    source = open_source(meta, is_local_allowed=request['is_local_allowed'], is_streamed=True)
+    _confine_files(path)
+    source = open_source(meta, **access, is_streamed=True, readers=_READERS)
     rows = stream_rows(meta, source)
     first = next(rows, None)
     found = re.match(r'hf://datasets/[^@]+@([0-9a-f]{40})/', next(iter(source.files()), ''))
     yield FOUND, [found[1] if found else '', list(first or ())]
     yield from ((ROW, row) for row in chain([] if first is None else [first], rows))
+
+
+def _confine_files(path: Path | None) -> None:
+    """Prevent the library from opening other files than those of the dataset and of its cache."""
+    from twinkle_services.data.backends.hub_files import confine_files  # noqa: PLC0415 - not imported by the service
+
+    folders = [Path(os.environ['HF_DATASETS_CACHE']), *([] if path is None else [path, path.resolve()])]
+    confine_files(folders, is_hub_allowed=path is None)
 
 
 def _write(output: TextIO, kind: str, value: Any) -> None:

@@ -6,19 +6,51 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 import structlog
 
 from twinkle.dataset import DatasetError, size_in_memory
 from twinkle.dataset.row_bounds import bounded_lines
-from twinkle.hub import HubUnreachable
+from twinkle.hub import HubError, HubId, HubUnreachable, local_path
 from twinkle_services.data.backends.bounded import rows_of_lines
 from twinkle_services.data.backends.hub_process import END, FAILED, FOUND, ROW
 from twinkle_services.data.domain import HubSource, HubStream, Row, RowMeter
 
 _log = structlog.get_logger('data')
+
+_SETTINGS = {'USE_TORCH': 'NO', 'USE_TF': 'NO', 'USE_JAX': 'NO'}
+"""Environment variables that prevent the library from importing other libraries."""
+_TOKENS = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH')
+"""Environment variables from which the hub's client would read a token."""
+_ANONYMOUS = {'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'}
+"""Environment variable that prevents the hub's client from using a login."""
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """Determines what callers may read with the permissions of the service."""
+
+    local_roots: tuple[Path, ...] = ()
+    """Folders without links whose files may be read by path."""
+    token_repositories: frozenset[str] = frozenset()
+    """Repositories and owners whose datasets may be private; `*` for all."""
+
+    def is_local_allowed(self, dataset_id: str) -> bool:
+        """Return whether a dataset id is a path that may be read."""
+        path = local_path(dataset_id)
+        return path is not None and any(path.resolve().is_relative_to(root) for root in self.local_roots)
+
+    def is_private_allowed(self, dataset_id: str) -> bool:
+        """Return whether a dataset may be read with the token of the service, or from the caches of hub clients."""
+        try:
+            name = HubId.parse(dataset_id).name
+        except HubError:
+            return False
+        return not self.token_repositories.isdisjoint({name, name.partition('/')[0], '*'})
 
 
 class RowProcess:
@@ -26,23 +58,33 @@ class RowProcess:
 
     _process: subprocess.Popen[str] | None = None
 
-    def __init__(self, source: HubSource, *, revision: str, is_local_allowed: bool, memory_bytes: int) -> None:
+    def __init__(self, source: HubSource, *, revision: str, access: HubAccess, memory_bytes: int) -> None:
         """Start the process.
 
         Args:
             source: The dataset.
             revision: Commit of the repository; empty for the current one.
-            is_local_allowed: Whether the id may be a path.
+            access: Determines whether the id may be a path, and whether the dataset may be private.
             memory_bytes: Maximum memory of the process.
         """
+        is_private_allowed = access.is_private_allowed(source.dataset_id)
         request = {
-            **asdict(source), 'revision': revision, 'is_local_allowed': is_local_allowed, 'memory_bytes': memory_bytes
-        }  # fmt: skip
+            **asdict(source),
+            'revision': revision,
+            'is_local_allowed': access.is_local_allowed(source.dataset_id),
+            'is_private_allowed': is_private_allowed,
+            'memory_bytes': memory_bytes,
+        }
         self._name = source.dataset_id
+        # The library's cache contains datasets of the user of this service, which must not be found.
+        self._cache = TemporaryDirectory(prefix='twinkle-')
+        environment = {**os.environ, **_SETTINGS, 'HF_DATASETS_CACHE': self._cache.name}
+        if not is_private_allowed:
+            environment = {name: value for name, value in environment.items() if name not in _TOKENS} | _ANONYMOUS
         self._process = subprocess.Popen(
             [sys.executable, '-m', 'twinkle_services.data.backends.hub_process', json.dumps(request)],
-            env={**os.environ, 'USE_TORCH': 'NO', 'USE_TF': 'NO', 'USE_JAX': 'NO'},
-            stdin=subprocess.DEVNULL,
+            env=environment,
+            stdin=subprocess.PIPE,  # never written to; its end tells the process that the service has ended
             stdout=subprocess.PIPE,
             text=True,
             encoding='utf-8',
@@ -76,10 +118,13 @@ class RowProcess:
 
     def close(self) -> None:
         """End the process and close its output. Idempotent; no other thread may be reading."""
-        if self._process is not None and self._process.stdout is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
+            self._cache.cleanup()
 
     def _contents(self, kind: str) -> Iterator[str]:
         """Yield the contents of the lines of a kind until the end."""
@@ -102,19 +147,19 @@ class StreamedRows:
     """The rows of a streamed dataset; each iteration starts a process."""
 
     def __init__(
-        self, stream: HubStream, meter: RowMeter, *, is_local_allowed: bool, memory_bytes: int, read_ahead: int
+        self, stream: HubStream, meter: RowMeter, *, access: HubAccess, memory_bytes: int, read_ahead: int
     ) -> None:
         """Keep the arguments.
 
         Args:
             stream: The dataset.
             meter: Limits on the rows in memory.
-            is_local_allowed: Whether the id may be a path.
+            access: See `RowProcess`.
             memory_bytes: Maximum memory of a process.
             read_ahead: Maximum number of rows in memory that later steps have not processed completely.
         """
         self._stream, self._meter, self._read_ahead = stream, meter, read_ahead
-        self._options: dict[str, Any] = {'is_local_allowed': is_local_allowed, 'memory_bytes': memory_bytes}
+        self._options: dict[str, Any] = {'access': access, 'memory_bytes': memory_bytes}
         self._process: RowProcess | None = None
         self._is_closed = False
 

@@ -18,7 +18,7 @@ from twinkle.hub import HubError, local_path
 from twinkle.preprocessor import FormatReader, build_filter, build_preprocessor, report_of
 from twinkle.template import Template, build_template
 from twinkle_services.data.backends.bounded import bounded_rows
-from twinkle_services.data.backends.hub_rows import RowProcess
+from twinkle_services.data.backends.hub_rows import HubAccess, RowProcess
 from twinkle_services.data.backends.lazy_rows import LazyReader
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
 from twinkle_services.data.backends.pending_steps import apply_pending
@@ -58,7 +58,7 @@ class LibraryEngine:
     """Implements `RowEngine` with `twinkle.dataset`."""
 
     def __init__(
-        self, threads: Threads, *, base_models: Sequence[str], local_roots: Sequence[Path], template_cache: int,
+        self, threads: Threads, *, base_models: Sequence[str], access: HubAccess, template_cache: int,
         download_limit_bytes: int, decoded: DecodedBytes,
     ) -> None:  # fmt: skip
         """Create the engine.
@@ -66,7 +66,7 @@ class LibraryEngine:
         Args:
             threads: Threads in which rows are read and changed.
             base_models: Models that a template may name by the path of a folder.
-            local_roots: Folders whose files may be read as datasets by path.
+            access: Determines which datasets may be read by path or be private.
             template_cache: Maximum number of templates in memory.
             download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.
             decoded: Limits on the rows that loaders of streamed datasets have in memory. A process that reads such a
@@ -75,10 +75,10 @@ class LibraryEngine:
         self._threads = threads
         self._base_models = frozenset(base_models)
         self._download_limit_bytes = download_limit_bytes
-        self._local_roots = [root.resolve() for root in local_roots]
+        self._access = access
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
         self._decoded = decoded
-        self._streams = StreamReader(self._template, self._is_readable_path, decoded.limits.tenant_bytes)
+        self._streams = StreamReader(self._template, access, decoded.limits.tenant_bytes)
         self._inspections = asyncio.Semaphore(MAX_INSPECTIONS)
         self._inspection_lock = asyncio.Lock()
 
@@ -124,25 +124,25 @@ class LibraryEngine:
         return LazyReader(dataset, reader, self._threads, self._template)
 
     def _read_hub(self, source: HubSource, meter: RowMeter) -> Table:
-        is_local = self._is_readable_path(source.dataset_id)
+        access = self._access
         meta = DatasetMeta(source.dataset_id, subset_name=source.subset_name, split=source.split)
         with source_errors('source.hub', hub_id=source.dataset_id):
-            files = find_files(meta, is_local_allowed=is_local, download_limit_bytes=self._download_limit_bytes)
+            files = find_files(
+                meta,
+                is_local_allowed=access.is_local_allowed(source.dataset_id),
+                is_private_allowed=access.is_private_allowed(source.dataset_id),
+                download_limit_bytes=self._download_limit_bytes,
+            )
             # Rows before the first one are counted, too; rows after the last one are not read.
             with closing(row for file in files for row in bounded_rows(file, meter)) as rows:
                 chosen = list(islice(rows, source.begin_row, source.end_row))
         return Table(rows=chosen)
 
     def _find(self, source: HubSource) -> tuple[str, tuple[str, ...]]:
-        is_local = self._is_readable_path(source.dataset_id)
         memory_bytes = self._decoded.limits.tenant_bytes
-        process = RowProcess(source, revision='', is_local_allowed=is_local, memory_bytes=memory_bytes)
+        process = RowProcess(source, revision='', access=self._access, memory_bytes=memory_bytes)
         with closing(process):
             return process.found()
-
-    def _is_readable_path(self, dataset_id: str) -> bool:
-        path = local_path(dataset_id)
-        return path is not None and any(path.resolve().is_relative_to(root) for root in self._local_roots)
 
     def _apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
         runner = _StepRunner(table, self._template, meter)

@@ -1,7 +1,7 @@
 """Streamed datasets, whose rows are read from a hub and changed while a loader reads them."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from twinkle.dataloader.sources import Layout, Position, StreamedBatches
 from twinkle.dataset import ROW_ERRORS, DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
 from twinkle.dataset.streams import BATCH_ROWS
 from twinkle.hub import HubError
-from twinkle_services.data.backends.hub_rows import StreamedRows
+from twinkle_services.data.backends.hub_rows import HubAccess, StreamedRows
 from twinkle_services.data.backends.library_errors import source_errors, step_errors
 from twinkle_services.data.backends.pending_steps import TemplateOf, add_step, with_pending
 from twinkle_services.data.backends.row_files import as_stored
@@ -44,7 +44,7 @@ class StreamReader:
     """Creates iterations over the rows of streamed datasets."""
 
     template_of: TemplateOf
-    is_readable_path: Callable[[str], bool]
+    access: HubAccess
     memory_bytes: int
     """Maximum memory of a process that reads rows."""
 
@@ -65,7 +65,7 @@ class StreamReader:
         return StreamedRows(
             part.stream,
             meter,
-            is_local_allowed=self.is_readable_path(part.stream.hub.dataset_id),
+            access=self.access,
             memory_bytes=self.memory_bytes,
             read_ahead=BATCH_ROWS * (len(part.pending) + len(dataset.pending) + 1),
         )

@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from fixtures.data_process import data_process
 from fixtures.data_service import RunningData, iterate, refusal_of, rows, upload_chunk, upload_header
 from twinkle.api.data.v1 import dataset_pb2
 
@@ -28,24 +27,11 @@ FORMATS = {
 
 
 @asynccontextmanager
-async def data_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.Process]]:
-    """Run the data service in a separate process."""
-    address_file = folder / 'address.json'
-    fields = {'state_dir': folder, 'address_file': address_file, 'dataset_bytes': DATASET_BYTES}
-    fields['local_roots'] = json.dumps([str(folder.parent)])
-    arguments = [word for name, value in fields.items() for word in ('--set', f'{name}={value}')]
-    process = await asyncio.create_subprocess_exec(sys.executable, '-m', 'twinkle_services.data', *arguments)
-    exited = asyncio.ensure_future(process.wait())
-    try:
-        while not address_file.exists():
-            assert not exited.done()
-            await asyncio.wait([exited], timeout=0.02)
-        address = json.loads(address_file.read_text())['address']
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield RunningData(channel, address=address), psutil.Process(process.pid)
-    finally:
-        process.kill()
-        await exited
+async def limited_process(folder: Path) -> AsyncIterator[tuple[RunningData, psutil.Process]]:
+    """Run the data service in a separate process, with the limit of the tests."""
+    roots = json.dumps([str(folder.parent)])
+    async with data_process(folder, dataset_bytes=DATASET_BYTES, local_roots=roots) as (service, process):
+        yield service, psutil.Process(process.pid)
 
 
 def hostile_files(folder: Path) -> dict[str, Path]:
@@ -89,7 +75,7 @@ async def test_memory_stays_bounded_while_hostile_files_are_refused(tmp_path: Pa
     """Files that decode to far more than the limit are refused, and the service's memory stays near the limit."""
     files = hostile_files(tmp_path)
     assert files['parquet'].stat().st_size < 100_000
-    async with data_process(tmp_path / 'state') as (service, process):
+    async with limited_process(tmp_path / 'state') as (service, process):
         await service.create(rows({'x': 1}))
         before = peak_bytes(process)
         for path in files.values():

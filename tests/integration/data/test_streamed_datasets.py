@@ -27,6 +27,7 @@ from fixtures.data_service import (
 )
 from fixtures.fake_hub import FakeHub, running_hub
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+from twinkle_services.data.backends.hub_rows import HubAccess
 from twinkle_services.data.backends.library import MAX_INSPECTIONS, LibraryEngine
 from twinkle_services.data.domain import DecodedBytes, DecodedLimits, HubSource
 from twinkle_services.kit.worker import Threads
@@ -231,7 +232,7 @@ def engine_of_hubs() -> LibraryEngine:
     """Return an engine that reads only streamed datasets of hubs."""
     limits = DecodedLimits(rows=10, dataset_bytes=1 << 30, tenant_bytes=1 << 30, total_bytes=1 << 30)
     return LibraryEngine(
-        Threads('unused', count=1), base_models=(), local_roots=(), template_cache=1, download_limit_bytes=1,
+        Threads('unused', count=1), base_models=(), access=HubAccess(), template_cache=1, download_limit_bytes=1,
         decoded=DecodedBytes(limits),
     )  # fmt: skip
 
