@@ -1,6 +1,7 @@
 """The programs `twinkle-gateway`, `twinkle-model`, `twinkle-sampler`, `twinkle-data` and `twinkle-checkpoint`."""
 
 import importlib
+import sys
 
 
 def gateway() -> None:
@@ -30,7 +31,13 @@ def _run(service: str) -> None:
     except ModuleNotFoundError as error:
         if (error.name or '').startswith('twinkle'):
             raise
-        raise SystemExit(
-            f"twinkle-{service}: the package {error.name} is missing: pip install 'twinkle-grpc[{service}]'"
-        ) from error
+        raise SystemExit(missing_package(service, error.name or '')) from error
     main()
+
+
+def missing_package(service: str, package: str, version: tuple[int, int] = sys.version_info[:2]) -> str:
+    """Return the message of a program whose package is not installed, for a version of Python."""
+    message = f"twinkle-{service}: the package {package} is missing: pip install 'twinkle-grpc[{service}]'"
+    if service in ('model', 'sampler') and version > (3, 13):
+        return f'{message} (tested with Python 3.11 to 3.13; this is {version[0]}.{version[1]})'
+    return message
