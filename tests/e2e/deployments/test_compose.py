@@ -121,13 +121,16 @@ def _check_stores(run: ComposeRun) -> None:
     assert list(run.host.volume('weights').iterdir())
 
 
+def _unreachable(values: dict[str, str]) -> set[str]:
+    return {target for target, value in values.items() if value != '1'}
+
+
 def _check_observability(run: ComposeRun, survivor: str) -> None:
     """Check the metrics that Prometheus has, and the spans of each service."""
     lost = next(name for name in GATEWAYS if name != survivor)
-    while not (values := _instant(run, 'up{job=~"twinkle-.*"}')) or values.get(f'{lost}:9100') != '0':
+    # Prometheus has no value of a target before it has read it once.
+    while len(values := _instant(run, 'up{job=~"twinkle-.*"}')) < 7 or _unreachable(values) != {f'{lost}:9100'}:
         assert run.host.wait_for('prometheus', '/-/ready', port=9090)
-    assert [name for name, value in values.items() if value != '1'] == [f'{lost}:9100']
-    assert len(values) == 7
     # Both samplers are ready; the last scrape may have found one that had not answered yet.
     while _instant(run, 'twinkle_fleet_members{state="ready"}').get(f'{survivor}:9100') != '2':
         assert run.host.wait_for('prometheus', '/-/ready', port=9090)
