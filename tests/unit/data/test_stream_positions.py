@@ -117,17 +117,22 @@ def test_positions_inside_of_full_batches_are_refused_without_reading() -> None:
     assert refusal.value.field == 'start.cursor.consumed_rows'
 
 
+async def progress_of(stream: LibraryStream) -> PositionNotReached:
+    """Return the refusal of a call that does not reach its position."""
+    with pytest.raises(PositionNotReached) as refusal:
+        await stream.next()
+    return refusal.value
+
+
 async def test_calls_report_progress_and_continue() -> None:
     """A call that does not reach its position fails with the progress, and a later call continues to read."""
     reader = Reader()
     stream = stream_of(reader, replace(LOADER, shuffle_seed=None), 4, is_open=False)
-    reached_rows = 0
-    while reached_rows < 2:  # the timeout of the test limits the time in which the thread reads these rows
-        with pytest.raises(PositionNotReached) as refusal:
-            await stream.next()
-        reached_rows = refusal.value.reached_rows
+    found = await progress_of(stream)
+    while found.reached_rows < 2:  # the timeout of the test limits the time in which the thread reads these rows
+        found = await progress_of(stream)
     assert not stream.is_failed
-    assert (refusal.value.loader_id, refusal.value.consumed_rows, reached_rows) == ('ld-1', 4, 2)
+    assert (found.loader_id, found.consumed_rows, found.reached_rows) == ('ld-1', 4, 2)
     reader.gate.set()
     batch = await stream.next()
     assert batch is not None
