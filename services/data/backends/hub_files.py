@@ -8,7 +8,7 @@ this machine. In this process, `fsspec` therefore has no other protocols than th
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -25,7 +25,7 @@ def confine_files(folders: Iterable[Path], *, is_hub_allowed: bool) -> None:
         folders: folders and files of this machine that may be opened.
         is_hub_allowed: whether files of Hugging Face may be opened.
     """
-    allowed = _COMPRESSION | (_HUB if is_hub_allowed else frozenset())
+    allowed = _COMPRESSION | _HUB if is_hub_allowed else _COMPRESSION
     for protocol in fsspec.available_protocols():
         if protocol not in allowed and protocol not in _LOCAL:
             fsspec.register_implementation(protocol, _Refused, clobber=True)
@@ -48,10 +48,9 @@ class _InsideFolders(LocalFileSystem):
     folders: ClassVar[tuple[Path, ...]] = ()
 
     @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
+    def _strip_protocol(cls, path: Any) -> str:
         """Return the path of an address; every method calls this first."""
-        found: Any = super()._strip_protocol(path)
-        for part in found if isinstance(found, list) else [found]:
-            if not any(Path(os.path.normpath(part)).is_relative_to(folder) for folder in cls.folders):
-                raise PermissionError('files outside of the dataset are not read')
+        found = cast('str', super()._strip_protocol(path))
+        if not any(Path(os.path.normpath(found)).is_relative_to(folder) for folder in cls.folders):
+            raise PermissionError('files outside of the dataset are not read')
         return found

@@ -30,7 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.mark.timeout(300)
 async def test_readers_end_with_a_killed_service(hub: FakeHub, tmp_path: Path) -> None:
-    """After SIGKILL of the service, the process that waits for a hub exits, and its temporary files are deleted."""
+    """The process that waits for a hub exits after SIGKILL of the service, and its temporary files are deleted."""
     async with data_process(tmp_path / 'state', is_log_read=True) as (service, process):
         request = dataset_service_pb2.CreateDatasetRequest(
             request_id=new_request_id(),

@@ -133,5 +133,5 @@ def test_descriptions_of_other_formats_are_checked(tmp_path: Path) -> None:
 
 def test_names_of_cached_datasets_are_those_of_the_hub() -> None:
     """Errors name the repository, not the commit that is the name of its folder in the cache."""
-    assert dataset_name(Path('/home/hub/datasets--org--rows/snapshots/c0ffee')) == 'org/rows'
+    assert dataset_name(Path('/cache/datasets--org--rows/snapshots/c0ffee')) == 'org/rows'
     assert dataset_name(Path('/data/rows')) == 'rows'

@@ -5,6 +5,7 @@ The library converts files to Arrow files in its cache. Code in repositories is 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 import glob
+import importlib
 import json
 import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -133,9 +134,8 @@ def source_of_hub(
 @contextmanager
 def _hub_errors(name: str) -> Generator[None]:
     """Convert the errors of the library and of the hub's client about a repository."""
-    import huggingface_hub.errors as client  # noqa: PLC0415 - imported only if needed
-
     errors = library().exceptions
+    client: Any = importlib.import_module('huggingface_hub').errors  # imported only if needed
     try:
         yield
     except (errors.DatasetNotFoundError, client.RepositoryNotFoundError, client.RevisionNotFoundError) as error:

@@ -60,7 +60,7 @@ def patterns_of(name: str, config: Config) -> dict[str, list[str]]:
         return {'train': [found]} if found else {}
     patterns: dict[str, list[str]] = {}
     for entry in cast('list[Any]', found) if isinstance(found, list) else [None]:
-        item: Any = entry if isinstance(entry, dict) else {'path': entry}
+        item = cast('Config', entry) if isinstance(entry, dict) else {'path': entry}
         path, split = item.get('path'), item.get('split', 'train')
         paths = cast('list[Any]', path if isinstance(path, list) else [path])
         if not (isinstance(split, str) and all(isinstance(part, str) for part in paths)):
