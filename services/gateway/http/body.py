@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from twinkle_services.gateway.http.call import JSON_TYPE, HttpCall, json_work_bytes
+from twinkle_services.gateway.http.validation import is_shallow
 from twinkle_services.kit.errors import BytesFull, DeadlinePassed, InvalidField, MessageTooLarge
 
 INLINE_BYTES = 1 << 14
@@ -17,6 +18,9 @@ _LONG_CHARACTERS = 1 << 20
 calls, the parser would not release the interpreter's lock, and 64 MiB of integers would block other calls for 2 s."""
 _MAX_CHARACTERS = {'[': 500_000, '{': 500_000, '"': 2_000_000}
 """Maximum counts of the characters that begin lists, objects and strings, because parsing them holds the same lock."""
+_MAX_DEPTH = 500
+"""Maximum depth of lists and objects. The parser of Python 3.12 and later accepts values that are too deep for
+recursive functions in Python."""
 _DISCARDED_BYTES = 8 << 20
 """Maximum bytes to read and discard of a body for which memory is lacking; a longer body closes the connection."""
 
@@ -182,6 +186,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise InvalidField('body', 'is nested too deeply') from error
     except ValueError as error:
         raise InvalidField('body', 'must be JSON') from error
+    if data.count(b'[') + data.count(b'{') > _MAX_DEPTH and not is_shallow(value, _MAX_DEPTH):
+        raise InvalidField('body', 'is nested too deeply')
     if not isinstance(value, dict):
         raise InvalidField('body', 'must be a JSON object')
     return value  # pyright: ignore[reportUnknownVariableType]

@@ -128,8 +128,8 @@ def is_shallow(value: Any, depth: int) -> bool:
     """Return whether objects and lists are nested at most `depth` levels deep."""
     level: list[Any] = [value]
     for _ in range(depth):
-        level = [child for parent in level for child in _children(parent)]
-    return not any(isinstance(child, dict | list) for child in level)
+        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
+    return not level
 
 
 def _children(value: Any) -> list[Any]:
