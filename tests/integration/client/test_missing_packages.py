@@ -29,7 +29,7 @@ def test_program_of_a_service_names_its_extra(service: str) -> None:
 
 @pytest.mark.parametrize(('service', 'is_tested'), [('model', False), ('sampler', False), ('gateway', True)])
 def test_program_names_the_tested_versions_of_python(service: str, *, is_tested: bool) -> None:
-    """On Python 3.14, the messages of the services with torch name the versions that are tested."""
+    """Messages of the services with torch name the tested versions if the version of Python is newer."""
     message = missing_package(service, 'numpy', (3, 14))
     note = '' if is_tested else ' (tested with Python 3.11 to 3.13; this is 3.14)'
     assert message.endswith(f"pip install 'twinkle-grpc[{service}]'{note}")
