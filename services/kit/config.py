@@ -242,9 +242,13 @@ def _merge(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
             target[name] = value
 
 
+_MESSAGES = dict.fromkeys(('tuple_type', 'list_type', 'frozen_set_type'), 'must be a list, such as [a, b]')
+"""Messages that replace those of pydantic, by type of the error. Operators write YAML, which has only lists."""
+
+
 def _explain(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return '; '.join(_problem(item['loc'], item['msg']) for item in error.errors())
+        return '; '.join(_problem(item['loc'], _MESSAGES.get(item['type'], item['msg'])) for item in error.errors())
     return str(error)
 
 

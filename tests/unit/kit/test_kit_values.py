@@ -17,6 +17,7 @@ class ProbeConfig(ServiceConfig):
     """Configuration of a service that exists only in these tests."""
 
     service = 'probe'
+    names: tuple[str, ...] = ()
 
 
 def test_ids_are_unique_and_begin_with_their_prefix() -> None:
@@ -98,6 +99,7 @@ def test_config_ignores_the_variable_of_model_aliases(monkeypatch: pytest.Monkey
         ('=3', ': --set requires FIELD=VALUE'),
         ('listen.port=3', ': listen.port: listen is not a section'),
         ('tls.certificate=/nowhere/cert.pem', ': tls'),
+        ('names=one', ': names: must be a list, such as [a, b]'),
     ],
 )
 def test_invalid_config_names_the_field(argument: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
