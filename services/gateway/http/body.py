@@ -19,8 +19,9 @@ calls, the parser would not release the interpreter's lock, and 64 MiB of intege
 _MAX_CHARACTERS = {'[': 500_000, '{': 500_000, '"': 2_000_000}
 """Maximum counts of the characters that begin lists, objects and strings, because parsing them holds the same lock."""
 _MAX_DEPTH = 500
-"""Maximum depth of lists and objects. The parser of Python 3.12 and later accepts values that are too deep for
-recursive functions in Python."""
+"""Maximum depth of lists and objects, with the body itself as the first level. The parser of Python 3.14 accepts values
+that are too deep for recursive functions in Python; that of Python 3.11 refuses them with a RecursionError."""
+_TOO_DEEP = f'may be nested at most {_MAX_DEPTH} levels deep'
 _DISCARDED_BYTES = 8 << 20
 """Maximum bytes to read and discard of a body for which memory is lacking; a longer body closes the connection."""
 
@@ -163,7 +164,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
     Raises:
         InvalidField: the bytes are not UTF-8 or not a JSON object, a name occurs twice, a number is not finite, a
-            surrogate is unpaired, the nesting is too deep, or there are too many lists, objects or strings.
+            surrogate is unpaired, the nesting is deeper than 500 levels, or there are too many lists, objects or
+            strings.
     """
     for character, limit in _MAX_CHARACTERS.items():
         if data.count(character.encode()) > limit:
@@ -183,11 +185,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeError as error:
         raise InvalidField('body', 'must be UTF-8 without unpaired surrogates') from error
     except RecursionError as error:
-        raise InvalidField('body', 'is nested too deeply') from error
+        raise InvalidField('body', _TOO_DEEP) from error
     except ValueError as error:
         raise InvalidField('body', 'must be JSON') from error
     if data.count(b'[') + data.count(b'{') > _MAX_DEPTH and not is_shallow(value, _MAX_DEPTH):
-        raise InvalidField('body', 'is nested too deeply')
+        raise InvalidField('body', _TOO_DEEP)
     if not isinstance(value, dict):
         raise InvalidField('body', 'must be a JSON object')
     return value  # pyright: ignore[reportUnknownVariableType]

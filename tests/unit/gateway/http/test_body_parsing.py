@@ -57,6 +57,18 @@ def test_bodies_with_too_many_lists_objects_or_texts_are_refused(item: str) -> N
         parse_object(body)
 
 
+@pytest.mark.parametrize(('begin', 'end'), [('{"a":', '}'), ('[', ']')])
+def test_bodies_may_have_five_hundred_levels(begin: str, end: str) -> None:
+    """Lists and objects, with the body as the first level, are nested at most 500 levels deep."""
+    for depth in (500, 501, 100_000):
+        body = f'{{"b":{begin * (depth - 1)}1{end * (depth - 1)}}}'.encode()
+        if depth == 500:
+            assert parse_object(body)
+            continue
+        with pytest.raises(InvalidField, match='at most 500 levels'):
+            parse_object(body)
+
+
 def test_long_numbers_are_parsed_equally_in_long_and_short_bodies() -> None:
     """A number is parsed to the same value in a long body and in a short body."""
     text = '[0,-1,9007199254740993,123456789012345678901234567890,1.5,1e3]'
