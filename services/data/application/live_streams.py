@@ -93,16 +93,16 @@ class LiveStreams:
         if process_count > self._tenant_limit:
             raise QuotaExceeded('streamed_datasets', self._tenant_limit)
         own_count = sum(used.process_count for used in self._used if used.tenant_id == tenant_id)
-        if own_count + process_count > self._tenant_limit:
-            raise QueueFull(own_count, self._tenant_limit)
+        used_count = sum(used.process_count for used in self._used)
+        # A refused call closes no stream.
+        for count, limit in ((own_count, self._tenant_limit), (used_count, self._limit)):
+            if count + process_count > limit:
+                raise QueueFull(count, limit)
         own_idle = [loader_id for loader_id, idle in self._idle.items() if idle.tenant_id == tenant_id]
         while own_idle and own_count + process_count + self._idle_count(tenant_id) > self._tenant_limit:
             self.close(own_idle.pop(0))
-        used_count = sum(used.process_count for used in self._used)
         while self._idle and used_count + process_count + self._idle_count() > self._limit:
             self.close(next(iter(self._idle)))
-        if used_count + process_count > self._limit:
-            raise QueueFull(used_count, self._limit)
 
     def _idle_count(self, tenant_id: str = '') -> int:
         """Return the number of processes of the unused streams of a tenant; an empty id means all tenants."""

@@ -24,8 +24,8 @@ _log = structlog.get_logger('data')
 
 _SETTINGS = {'USE_TORCH': 'NO', 'USE_TF': 'NO', 'USE_JAX': 'NO'}
 """Environment variables that prevent the library from importing other libraries."""
-_TOKENS = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH')
-"""Environment variables from which the hub's client would read a token."""
+_TOKENS = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH', 'MODELSCOPE_API_TOKEN')
+"""Environment variables from which clients of hubs would read a token."""
 _ANONYMOUS = {'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'}
 """Environment variable that prevents the hub's client from using a login."""
 

@@ -51,7 +51,8 @@ from twinkle_services.kit.worker import Threads, completed
 _REPORTED_ROWS = 20
 """Maximum number of rows that a check names in its warnings."""
 MAX_INSPECTIONS = 4
-"""Maximum number of processes for calls that create or peek streamed datasets; other calls wait."""
+"""Maximum number of processes for calls that create or peek streamed datasets; other calls wait. At least
+`MAX_INTERLEAVED`, because a call that peeks a mixture takes one for each part."""
 
 
 class LibraryEngine:

@@ -152,6 +152,20 @@ async def test_each_part_of_an_interleaved_mixture_counts() -> None:
             pass
 
 
+async def test_a_refused_call_closes_no_stream() -> None:
+    """Streams of other tenants stay open if they do not leave enough room for a mixture."""
+    streams, engine = live(3)
+    part = StreamPart(stream=HubStream(hub=HubSource(dataset_id='d'), revision='', columns=()))
+    two = replace(DATASET, stream=StreamMixture(parts=(part, part), is_interleaved=True))
+    bob, carol = (replace(LOADER, loader_id=f'ld-{name}', tenant_id=name) for name in ('bob', 'carol'))
+    await read(streams, 0, bob)
+    async with streams.of(two, carol, None):
+        with pytest.raises(QueueFull):
+            async with streams.of(two, LOADER, None):
+                pass
+    assert [stream.is_closed for stream in engine.streams] == [False, False]
+
+
 async def test_streams_of_closed_loaders_are_not_kept() -> None:
     """A stream whose loader is closed during a call is closed at the end of the call."""
     streams, engine = live(2)

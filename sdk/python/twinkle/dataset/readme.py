@@ -98,7 +98,7 @@ def pinned_revision(name: str, *, revision: str | None, token: str | bool | None
 
     Raises:
         DatasetError: the repository has no owner; see also `check_descriptions`.
-        OSError: the repository is not accessible, or the hub did not respond.
+        OSError, huggingface_hub.errors.HTTPError: the repository is not accessible, or the hub did not respond.
     """
     api: Any = importlib.import_module('huggingface_hub').HfApi(endpoint=endpoint, token=token)  # imported only here
     info = api.dataset_info(name, revision=revision)
