@@ -78,7 +78,7 @@ class MergedDownload:
         with self._cancelling():
             await asyncio.to_thread(_check_folder, folder)
             base = await asyncio.to_thread(self._base_folder)
-            size_bytes = _size_bytes(ModelFolder.open(base), self._dtype) + self._checkpoint.size_bytes
+            size_bytes = await asyncio.to_thread(_size_bytes, base, self._dtype) + self._checkpoint.size_bytes
             await asyncio.to_thread(_make_parent, folder, size_bytes)
             await self._download_and_merge(base, folder, dtype=self._dtype)
 
@@ -100,10 +100,9 @@ class MergedDownload:
             base = await asyncio.to_thread(self._base_folder)
             # The base model has the architecture and the tokenizer of the result.
             planned = await asyncio.to_thread(library.GgufModel, base, dtype=self._dtype)
+            merged_bytes = await asyncio.to_thread(_size_bytes, base, dtype)
             # The checkpoint is removed before the file is written.
-            size_bytes = _size_bytes(ModelFolder.open(base), dtype) + max(
-                self._checkpoint.size_bytes, planned.size_bytes
-            )
+            size_bytes = merged_bytes + max(self._checkpoint.size_bytes, planned.size_bytes)
             await asyncio.to_thread(_make_parent, folder, size_bytes)
             await self._download_and_merge(base, folder, dtype=dtype)
             model = await asyncio.to_thread(library.GgufModel, folder, dtype=self._dtype, name=file.stem)
@@ -189,11 +188,12 @@ def _make_parent(folder: Path, size_bytes: int) -> None:
         )
 
 
-def _size_bytes(base: ModelFolder, dtype: str | None) -> int:
+def _size_bytes(base: Path, dtype: str | None) -> int:
     """Return the size of the base model's tensors in a data type; None for their own types."""
+    folder = ModelFolder.open(base)
     if dtype is None:
-        return base.size_bytes
-    return sum(_FLOAT_BYTES[dtype] * prod(entry.shape) for entry in base.entries.values())
+        return folder.size_bytes
+    return sum(_FLOAT_BYTES[dtype] * prod(entry.shape) for entry in folder.entries.values())
 
 
 def _remove_weights(folder: Path) -> None:

@@ -57,11 +57,12 @@ class Outages:
         Args:
             waiter: Identifies the call.
             error: Failure of the last attempt. Errors that do not mean an unavailable service are ignored.
-            seconds: Time for which the call is retried.
+            seconds: Time for which the call is retried; calls that wait for work in progress have no limit.
         """
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason in _EXPECTED:
             return
-        self._begin(waiter, self._problem(error), f'retrying for up to {seconds:.0f} s')
+        reaction = 'retrying' if error.reason == _PROGRESS else f'retrying for up to {seconds:.0f} s'
+        self._begin(waiter, self._problem(error), reaction)
 
     def add_stream(self, waiter: object, service: str) -> None:
         """Record that a running response waits for a service; the first waiter logs a warning."""
