@@ -1,10 +1,18 @@
 """Objects that are created during a pause of the garbage collection are excluded from later collections."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
 from twinkle.infra import collections_paused
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """Include the objects of other tests in collections again, so that unclosed resources are still reported."""
+    yield
+    gc.unfreeze()
 
 
 def test_collections_are_paused_and_leave_out_the_objects_of_the_block() -> None:
