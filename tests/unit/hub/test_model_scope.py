@@ -118,6 +118,20 @@ def test_missing_repositories_are_not_found(hub: FakeModelScope) -> None:
     assert hub.commits == 0
 
 
+def test_private_datasets_need_a_permission(hub: FakeModelScope, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is not sent and earlier downloads are not used without a permission; public datasets need none."""
+    name, files = 'datasets/org/rows', {'train.jsonl': b'{"x": 1}\n'}
+    hub.files[name], hub.is_private[name] = files, True
+    monkeypatch.setenv('MODELSCOPE_API_TOKEN', TOKEN)
+    private = resolve_dataset('ms://org/rows')
+    with pytest.raises(DatasetNotFound):
+        resolve_dataset('ms://org/rows', is_private_allowed=False)
+    hub.is_private[name] = False
+    public = resolve_dataset('ms://org/rows', is_private_allowed=False)
+    assert public != private
+    assert contents(public) == contents(private) == files
+
+
 def test_background_pushes_are_awaited_together(hub: FakeModelScope, folder: Path) -> None:
     """`wait_for` raises a failure once all pushes are done; its next call returns only results of later pushes."""
     pushes = [
