@@ -1,4 +1,4 @@
-"""Waits that a signal ends, such as that of Ctrl-C.
+"""Waits that a signal ends, such as that of Ctrl-C, also for coroutines in the loop of another thread.
 
 A signal wakes a waiting thread only if the thread itself receives it, and is already asleep. If another thread receives
 it, or it arrives while the thread is about to sleep, Python runs the handler after the wait. Therefore the waits of

@@ -11,7 +11,7 @@ def collections_paused() -> Iterator[None]:
 
     Imports of torch and transformers create 700,000 objects that live as long as the process. Collections would
     traverse them during the imports, later, and at the exit of the process (docs/LOG.md, 2026-11-30). The exclusion
-    applies to the whole process, so only processes of this project use this function, not programs that import the
+    applies to the whole process, so only services and Ray workers use this function, not programs that import the
     library.
     """
     gc.disable()
