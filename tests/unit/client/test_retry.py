@@ -34,6 +34,14 @@ def test_work_in_progress_is_no_outage() -> None:
         assert runner.run(failures) == 5
 
 
+def test_progress_is_logged_without_a_time_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning of a call that waits for work in progress has the progress, and no time after which it gives up."""
+    message = 'loader ld-1 has reached row 7; retry later'
+    facts = ErrorFacts(code=grpc.StatusCode.UNAVAILABLE, message=message, reason='POSITION_NOT_REACHED')
+    Outages('127.0.0.1:8000').add(object(), RetryableError(facts), seconds=3.0)
+    assert caplog.messages == ['loader ld-1 has reached row 7; retrying']
+
+
 async def _failures(retry_timeout: timedelta, *, lasting: float, max_failures: int, reason: str = '') -> int:
     """Return the number of failed attempts until the backoff gives up, at most `max_failures`."""
     loop = asyncio.get_running_loop()
