@@ -89,7 +89,7 @@ def make_server(config: DataConfig, uploads: UploadStore, threads: Threads) -> R
         threads,
         base_models=config.base_models,
         access=HubAccess(
-            tuple(root.resolve() for root in config.local_roots), frozenset(config.hub_token_repositories)
+            tuple(folder.resolve() for folder in config.local_roots), frozenset(config.hub_token_repositories)
         ),
         template_cache=config.template_cache,
         download_limit_bytes=config.stored_bytes,
