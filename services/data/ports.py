@@ -31,6 +31,11 @@ class BatchStream(Protocol):
         """Whether a batch could not be read, so that another stream is needed."""
         ...
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether rows are being read for the next call, for example up to the position of the stream."""
+        ...
+
     async def next(self) -> tuple[list[Row], int] | None:
         """Return the rows of the next batch and their epoch; None after the last epoch.
 

@@ -23,6 +23,10 @@ class _Idle:
     timer: asyncio.TimerHandle
     """Closes the stream."""
 
+    def is_kept_from(self, tenant_id: str) -> bool:
+        """Return whether a tenant cannot close the stream, because its client waits until it reaches a position."""
+        return self.stream.is_reading and self.tenant_id != tenant_id
+
 
 @dataclass(frozen=True)
 class _Used:
@@ -37,7 +41,8 @@ class LiveStreams:
     """Keeps the stream of each loader open between calls, because a new stream is read from its beginning.
 
     The number of processes of open streams is limited, in total and for each tenant. Streams that no call uses are
-    closed after some time, or when another stream needs their place, the oldest first.
+    closed after some time, or when another stream needs their place, the oldest first. Streams that are still being
+    read are closed last, and only for streams of the same tenant, because they would lose their progress.
     """
 
     def __init__(self, engine: RowEngine, *, limit: int, tenant_limit: int, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -94,15 +99,19 @@ class LiveStreams:
             raise QuotaExceeded('streamed_datasets', self._tenant_limit)
         own_count = sum(used.process_count for used in self._used if used.tenant_id == tenant_id)
         used_count = sum(used.process_count for used in self._used)
+        kept_count = sum(idle.process_count for idle in self._idle.values() if idle.is_kept_from(tenant_id))
         # A refused call closes no stream.
-        for count, limit in ((own_count, self._tenant_limit), (used_count, self._limit)):
+        for count, limit in ((own_count, self._tenant_limit), (used_count + kept_count, self._limit)):
             if count + process_count > limit:
                 raise QueueFull(count, limit)
-        own_idle = [loader_id for loader_id, idle in self._idle.items() if idle.tenant_id == tenant_id]
-        while own_idle and own_count + process_count + self._idle_count(tenant_id) > self._tenant_limit:
-            self.close(own_idle.pop(0))
-        while self._idle and used_count + process_count + self._idle_count() > self._limit:
-            self.close(next(iter(self._idle)))
+        idle = sorted(self._idle.items(), key=lambda item: item[1].stream.is_reading)
+        closable = [loader_id for loader_id, stream in idle if not stream.is_kept_from(tenant_id)]
+        own = [loader_id for loader_id in closable if self._idle[loader_id].tenant_id == tenant_id]
+        while own and own_count + process_count + self._idle_count(tenant_id) > self._tenant_limit:
+            closable.remove(own[0])
+            self.close(own.pop(0))
+        while closable and used_count + process_count + self._idle_count() > self._limit:
+            self.close(closable.pop(0))
 
     def _idle_count(self, tenant_id: str = '') -> int:
         """Return the number of processes of the unused streams of a tenant; an empty id means all tenants."""

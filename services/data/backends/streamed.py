@@ -147,6 +147,10 @@ class LibraryStream:
         return ahead is not None and ahead.done() and (ahead.cancelled() or ahead.exception() is not None)
 
     @property
+    def is_reading(self) -> bool:
+        return self._ahead is not None and not self._ahead.done()
+
+    @property
     def consumed(self) -> int:
         return self._consumed
 

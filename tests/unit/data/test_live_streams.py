@@ -26,6 +26,7 @@ class Stream:
 
     consumed: int
     is_failed: bool = False
+    is_reading: bool = False
     is_closed: bool = False
 
     async def next(self) -> tuple[list[Row], int]:
@@ -132,6 +133,23 @@ async def test_a_tenant_has_a_share_of_the_streams() -> None:
         with pytest.raises(QueueFull):
             await read(streams, 0, own[2])
         await read(streams, 2, others[0])
+
+
+async def test_streams_that_are_being_read_keep_their_progress() -> None:
+    """Other tenants cannot close a stream that is read up to its position; its tenant closes other streams first."""
+    streams, engine = live(2)
+    bob = [replace(LOADER, loader_id=f'ld-{index}', tenant_id='bob') for index in range(3)]
+    for loader in bob[:2]:
+        await read(streams, 0, loader)
+    engine.streams[0].is_reading = True
+    await read(streams, 0, LOADER)
+    assert [stream.is_closed for stream in engine.streams] == [False, True, False]
+    engine.streams[2].is_reading = True
+    with pytest.raises(QueueFull):
+        await read(streams, 0, replace(LOADER, loader_id='ld-carol', tenant_id='carol'))
+    assert [stream.is_closed for stream in engine.streams] == [False, True, False]
+    await read(streams, 0, bob[2])
+    assert [stream.is_closed for stream in engine.streams] == [True, True, False, False]
 
 
 async def test_each_part_of_an_interleaved_mixture_counts() -> None:
