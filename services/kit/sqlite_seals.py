@@ -33,6 +33,7 @@ _COUNTER = f"INSERT OR IGNORE INTO {_SEALS} VALUES ('', 'transactions', 0)"  # n
 _MISTYPED = """SELECT quote(name) FROM sqlite_master WHERE typeof(type) || typeof(name) || typeof(tbl_name) <>
     'texttexttext' OR typeof(sql) NOT IN ('text', 'null')"""
 """Definitions with bytes instead of strings, which SQLite accepts, but which comparisons with strings do not find."""
+_TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"
 COUNT_COMMIT = f"UPDATE {_SEALS} SET seal = seal + 1 WHERE name = '' RETURNING seal"  # noqa: S608 - constants
 """Statement that counts a transaction; run it once in each transaction, and write its result to the mark."""
 SWITCH = 'accept_data_loss: true'
@@ -121,11 +122,16 @@ def prepare(connection: DatabaseConnection) -> None:
 
 
 def install(connection: DatabaseConnection) -> None:
-    """Seal all rows and create the triggers, unless the triggers exist. Run this within a transaction."""
-    if _run(connection, "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"):
-        return
+    """Seal all rows and create the triggers, unless both exist. Run this within a transaction.
+
+    The counter of transactions is restored if it is missing, because its loss was accepted.
+    """
+    is_sealed = _is_sealed(connection)
     _run(connection, _CREATE)
     _run(connection, _COUNTER)
+    if is_sealed and _run(connection, _TRIGGERS):
+        return
+    remove(connection)
     for table in _tables(connection):
         for statement in _triggers(connection, table):
             _run(connection, statement)
@@ -161,8 +167,7 @@ def forget(connection: DatabaseConnection, tables: Iterable[str], first_key: int
 
 def remove(connection: DatabaseConnection) -> None:
     """Drop the triggers, so that the schema can be changed. Afterwards, `install` seals all rows again."""
-    statement = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'seal\\_%' ESCAPE '\\'"
-    for (name,) in _run(connection, statement):
+    for (name,) in _run(connection, _TRIGGERS):
         _run(connection, f'DROP TRIGGER "{name}"')
 
 

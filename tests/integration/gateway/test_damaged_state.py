@@ -152,6 +152,21 @@ async def test_definition_of_bytes_is_reported_until_accepted(tmp_path: Path, co
     await opened.close()
 
 
+@pytest.mark.parametrize('damage', ["name = ''", "name <> 'nothing'"])
+async def test_lost_counter_of_transactions_is_restored_once_accepted(tmp_path: Path, damage: str) -> None:
+    """A database without its counter of transactions, or without seals, is refused, and usable after acceptance."""
+    content = await _with_definition(tmp_path, 'sql = sql', 'row_seals')
+    with closing(sqlite3.connect(tmp_path / 'gateway.db')) as connection:
+        connection.execute(f'DELETE FROM row_seals WHERE {damage}')
+        connection.commit()
+    with pytest.raises(DatabaseDamaged, match='lost its last'):
+        await _open(tmp_path)
+    for is_loss_accepted in (True, False):
+        opened = await _open(tmp_path, is_loss_accepted=is_loss_accepted)
+        assert await opened.content() == content
+        await opened.close()
+
+
 @pytest.mark.parametrize(
     ('name', 'content', 'expected'),
     [
