@@ -169,6 +169,9 @@ class StreamedRows:
         self._process = process = RowProcess(self._stream.hub, revision=self._stream.revision, **self._options)
         sizes = deque[int]()
         try:
+            if self._is_closed:
+                # `kill` ran while the process started.
+                process.kill()
             for row in process.rows(self._meter):
                 sizes.append(size_in_memory(row))
                 self._meter.charge(sizes[-1], 1)

@@ -186,6 +186,9 @@ class LibraryStream:
         and its number of rows determines the epoch of the position, because all epochs have the same number.
         """
         with self._reader.opened(self._dataset, self._meter) as (self._stored, rows):
+            if self._is_closed:
+                # `close` ran before the processes existed, so it did not end them.
+                return
             source = StreamedBatches(rows, self._layout(), ReplacementLog(0))
             position, has_rows = Position(), True
             while has_rows and not (self._loader.epoch_count and position.epoch >= self._loader.epoch_count):

@@ -5,12 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from twinkle.dataset import DatasetError
+from twinkle_services.data.backends.hub_rows import HubAccess, StreamedRows
 from twinkle_services.data.backends.streamed import LibraryStream
-from twinkle_services.data.domain import Cursor, DecodedBytes, DecodedLimits, Loader, PositionNotReached, Row, RowMeter
+from twinkle_services.data.domain import (
+    Cursor,
+    DecodedBytes,
+    DecodedLimits,
+    HubSource,
+    HubStream,
+    Loader,
+    PositionNotReached,
+    Row,
+    RowMeter,
+)
 from twinkle_services.data.domain.dataset import new_dataset
 from twinkle_services.kit.errors import InvalidField
 
@@ -138,3 +151,49 @@ async def test_calls_report_progress_and_continue() -> None:
     assert batch is not None
     assert (len(batch[0]), stream.consumed, reader.pass_count) == (1, 5, 1)
     stream.close()
+
+
+class SlowReader(Reader):
+    """Takes time until rows can be read, as if it loads a template."""
+
+    is_opening = threading.Event()
+
+    @contextmanager
+    def opened(self, dataset: Any, meter: RowMeter) -> Iterator[tuple[list[Any], Reader]]:
+        """Wait for the gate, and return the rows."""
+        self.is_opening.set()
+        self.gate.wait()
+        with super().opened(dataset, meter) as found:
+            yield found
+
+
+async def test_a_stream_that_is_closed_while_it_opens_reads_nothing() -> None:
+    """No rows are read for a distant position of a stream that was closed before its processes started."""
+    reader = SlowReader()
+    stream = stream_of(reader, LOADER, 1_000_000, is_open=False)
+    with pytest.raises(PositionNotReached):
+        await stream.next()
+    assert reader.is_opening.is_set()
+    stream.close()
+    reader.gate.set()
+    assert await stream.next() is None
+    assert reader.pass_count == 0
+
+
+def test_a_process_that_starts_while_its_stream_closes_is_ended(tmp_path: Path) -> None:
+    """Rows that are closed while their process starts are not read."""
+
+    class Access(HubAccess):
+        """Closes the rows during the start of their process."""
+
+        def is_private_allowed(self, dataset_id: str) -> bool:
+            rows.kill()
+            return super().is_private_allowed(dataset_id)
+
+    (tmp_path / 'train.jsonl').write_text('{"x": 1}\n')
+    limits = DecodedLimits(rows=9, dataset_bytes=9999, tenant_bytes=9999, total_bytes=9999)
+    stream = HubStream(hub=HubSource(dataset_id=str(tmp_path)), revision='', columns=('x',))
+    meter = RowMeter(DecodedBytes(limits), 'alice')
+    rows = StreamedRows(stream, meter, access=Access((tmp_path.resolve(),)), memory_bytes=1 << 30, read_ahead=1)
+    with pytest.raises(DatasetError, match='the process that reads it ended'):
+        next(iter(rows))
