@@ -9,6 +9,8 @@ from twinkle_client import TwinkleClient
 
 _FORK = """
 import os
+import signal
+import threading
 from twinkle_client.rpc.loop import LoopThread
 
 async def answer():
@@ -16,11 +18,24 @@ async def answer():
 
 inherited = LoopThread()
 inherited.run(answer())
+is_held, is_forked = threading.Event(), threading.Event()
+
+def hold():
+    with inherited._lock:  # as during a call
+        is_held.set()
+        is_forked.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+is_held.wait()
 child = os.fork()
 if child:
+    is_forked.set()
+    holder.join()
     assert os.waitpid(child, 0)[1] == 0
     assert inherited.run(answer()) == 42
 else:
+    signal.alarm(20)  # ends a child that waits for the lock
     try:
         inherited.run(answer())
     except RuntimeError:

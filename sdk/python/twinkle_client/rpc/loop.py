@@ -80,6 +80,8 @@ class LoopThread:
         """
         if self._shared.is_current:
             raise RuntimeError('a client cannot be stopped inside a coroutine of a client; stop it from another thread')
+        if not self._shared.is_open:
+            return
         with self._lock:
             if self._end is None and self._shared.is_open:
                 self._end = asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._shared.loop)
@@ -89,11 +91,14 @@ class LoopThread:
     def _submit(self, coroutine: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
         context = copy_context()
         context.run(_owner.set, self)
-        with self._lock:
-            if self._end is not None or not self._shared.is_open:
-                coroutine.close()
-                raise RuntimeError('the client is closed, or belongs to a parent process; create a client')
-            start_in(self._shared.loop, coroutine, future, context=context)
+        # In a forked child, a thread of the parent process may hold the lock forever.
+        if self._shared.is_open:
+            with self._lock:
+                if self._end is None and self._shared.is_open:
+                    start_in(self._shared.loop, coroutine, future, context=context)
+                    return
+        coroutine.close()
+        raise RuntimeError('the client is closed, or belongs to a parent process; create a client')
 
     async def _cancel_tasks(self) -> None:
         # A cancelled task may start another task to clean up.
