@@ -1,6 +1,7 @@
 """Files and folders of rows are read in the layouts that are common on model hubs."""
 
 import json
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from twinkle.dataset import (
     Dataset,
     DatasetError,
     DatasetMeta,
+    IterableDataset,
     UnreadableFile,
     find_files,
     load_rows,
@@ -171,3 +173,13 @@ def test_readme_cannot_name_links_of_other_folders(tmp_path: Path) -> None:
         with suppress(DatasetError):
             found += find_files(DatasetMeta(str(tmp_path / 'own')))
     assert found == [tmp_path / 'own' / 'train.jsonl']
+
+
+@pytest.mark.parametrize('dataset_class', [Dataset, IterableDataset])
+def test_an_archive_without_files_is_refused(tmp_path: Path, dataset_class: type[Dataset | IterableDataset]) -> None:
+    """An archive of JSON files that contains only a folder has no rows, and the error says so."""
+    path = tmp_path / 'rows.jsonl.zip'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.mkdir('folder')
+    with pytest.raises(DatasetError, match='have no rows'):
+        dataset_class(DatasetMeta(str(path)))

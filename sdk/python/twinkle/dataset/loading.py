@@ -224,7 +224,11 @@ def _json_features(builder: Any, split: str) -> Any:
     The library infers features from the first 10 MB of the first file, and refuses other columns afterwards. The names
     of columns are therefore read from all JSON lines of this machine.
     """
-    found = builder.as_streaming_dataset(split).features
+    try:
+        found = builder.as_streaming_dataset(split).features
+    except StopIteration as error:
+        # The library requires at least one file.
+        raise DatasetError('the JSON files have no rows; an archive may contain no file') from error
     if not found:
         return found
     files = [Path(file) for file in builder.config.data_files[split] if '://' not in str(file)]
