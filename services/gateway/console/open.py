@@ -1,14 +1,9 @@
 """Wires the console to the keys and to the gateway's own gRPC server."""
 
-import os
-import shutil
-import socket
-import tempfile
-import time
-from contextlib import AsyncExitStack, suppress
-from datetime import timedelta
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from twinkle.socket_folder import SocketFolder
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.console.calls import WebCalls
@@ -25,13 +20,6 @@ from twinkle_services.kit.rpc.server import RpcServer
 
 STATIC = Path(__file__).parent / 'static'
 """Folder of the built app."""
-_PREFIX, _SOCKET = 'twinkle-console-', 'rpc'
-"""Names of the folder of the socket, and of the socket."""
-_MIN_AGE = timedelta(minutes=1)
-"""Age below which a socket without a listener may belong to a gateway that is starting."""
-_PROBE_SECONDS = 0.2
-_MAX_FOLDER_BYTES = 60
-"""Longest folder for the socket; the system limits the path of a socket to about 100 bytes."""
 
 
 def open_console(
@@ -55,42 +43,11 @@ def open_console(
     """
     if not (config.console and config.http_listen):
         return []
-    folder = _private_folder()
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    channel = open_forwarding_channel(server.listen_on_socket(folder / _SOCKET))
+    folder = SocketFolder('twinkle-console-')
+    stack.callback(folder.remove)
+    channel = open_forwarding_channel(server.listen_on_socket(folder.path / 'rpc'))
     stack.push_async_callback(channel.close)
     sessions = BrowserSessions(verifier, PepperedSealer(pepper_of(config)), clock=clock)
     calls = WebCalls(channel, server.methods, sessions, body_bytes=config.http_body_bytes, errors=ConsoleErrors())
     files = AppFiles(config.console_files or STATIC)
     return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls=calls, checkpoints=checkpoints).routes()
-
-
-def _private_folder() -> Path:
-    """Create a temporary folder with the mode 0700."""
-    default = tempfile.gettempdir()
-    parent = Path(default if len(os.fsencode(default)) <= _MAX_FOLDER_BYTES else '/tmp')  # noqa: S108 (mkdtemp is safe)
-    remove_abandoned(parent)
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the folders in `parent` that gateways of this user left behind when they were killed."""
-    for path in parent.glob(f'{_PREFIX}*/{_SOCKET}'):
-        # Another gateway may remove the same folder.
-        with suppress(OSError):
-            if _is_abandoned(path):
-                shutil.rmtree(path.parent)
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Return whether no process accepts connections at a socket of this user that has existed for some time."""
-    status = path.stat()
-    if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MIN_AGE.total_seconds():
-        return False
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_PROBE_SECONDS)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False

@@ -1,7 +1,5 @@
 """Tests that the console allows no calls of methods between services, for every combination of credentials."""
 
-import os
-import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -23,7 +21,7 @@ from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
 from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
 from twinkle_services.gateway.__main__ import assembled
 from twinkle_services.gateway.config import GatewayConfig
-from twinkle_services.gateway.console.open import open_console, remove_abandoned
+from twinkle_services.gateway.console.open import open_console
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.rpc.channel import identity_metadata, open_forwarding_channel
@@ -164,22 +162,3 @@ async def test_socket_is_private_and_removed(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IRWXU
         assert len(str(server.path)) < 100
     assert not folder.exists()
-
-
-def test_folders_of_killed_gateways_are_removed(tmp_path: Path) -> None:
-    """A start removes sockets without a listener, except recent sockets and those that a gateway serves."""
-    sockets = {name: socket.socket(socket.AF_UNIX) for name in ('dead', 'new', 'live')}
-    paths = {name: tmp_path / f'twinkle-console-{name}' / 'rpc' for name in sockets}
-    for name, listener in sockets.items():
-        paths[name].parent.mkdir()
-        listener.bind(str(paths[name]))
-        if name != 'new':
-            os.utime(paths[name], (0, 0))
-    sockets['live'].listen()
-    other = tmp_path / 'twinkle-console-other'
-    other.mkdir()
-    remove_abandoned(tmp_path)
-    assert [path.parent.exists() for path in paths.values()] == [False, True, True]
-    assert other.exists()
-    for listener in sockets.values():
-        listener.close()

@@ -1,6 +1,8 @@
 """Versions are published by a real checkpoint service while streams run, on the torch engine and on vLLM."""
 
 import asyncio
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,11 @@ async def test_prefixes_are_reused_within_a_version_only(vllm_engine, oracle, tm
                 cached.append(answer.prompt.cached_token_count)
         assert cached[0] == cached[2] == 0
         assert cached[1] == cached[3] > 0
+
+
+@pytest.mark.usefixtures('vllm_engine')
+async def test_sockets_of_vllm_are_in_a_private_folder():
+    """No socket is in the temporary folder itself, where vLLM would leave it after each stop."""
+    with os.scandir(os.environ['VLLM_RPC_BASE_PATH']) as entries:
+        assert any(stat.S_ISSOCK(entry.stat().st_mode) for entry in entries)
+    assert stat.S_IMODE(os.stat(os.environ['VLLM_RPC_BASE_PATH']).st_mode) == stat.S_IRWXU  # noqa: PTH116

@@ -1,8 +1,11 @@
 """The arguments of vLLM's engine: arguments of the user, defaults of each platform, and fixed arguments."""
 
+import atexit
+import functools
 import os
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +18,7 @@ from twinkle.nn import chosen_dtype
 from twinkle.sampler.vllm.forms import BACKEND
 from twinkle.sampler.vllm.penalties import penalty_processor
 from twinkle.sampler.vllm.watchdog import record_owner
+from twinkle.socket_folder import SocketFolder
 
 EXTENSION = 'twinkle.sampler.vllm.worker.TwinkleWorker'
 """Worker extension that vLLM imports."""
@@ -46,6 +50,8 @@ _ENVIRONMENT: Mapping[str, str] = {
     # A fork of a multithreaded process may deadlock on a lock that another thread holds.
     'VLLM_WORKER_MULTIPROC_METHOD': 'spawn',
 }
+_SOCKETS = 'twinkle-vllm-'
+"""Beginning of the name of a folder for vLLM's sockets."""
 _CPU_ENVIRONMENT: Mapping[str, str] = {
     # The worker runs in the engine core's process, which avoids calls between two processes.
     'VLLM_ENABLE_V1_MULTIPROCESSING': '0',
@@ -131,7 +137,19 @@ def prepare_environment(*, thread_count: int) -> None:
     record_owner()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    _prepare_sockets()
     if is_cpu():
         for name, value in _CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ['OMP_NUM_THREADS'] = str(thread_count)
+
+
+@functools.cache
+def _prepare_sockets() -> None:
+    """Give vLLM a folder for its sockets, because it creates them in the temporary folder and never removes them."""
+    given = os.environ.get('VLLM_RPC_BASE_PATH')
+    # A parent process that also runs vLLM removes its own folder.
+    if not given or Path(given).name.startswith(_SOCKETS):
+        folder = SocketFolder(_SOCKETS)
+        atexit.register(folder.remove)
+        os.environ['VLLM_RPC_BASE_PATH'] = str(folder.path)
