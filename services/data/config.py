@@ -25,14 +25,14 @@ class DataConfig(ServiceConfig):
 
     base_models: tuple[BaseModelId, ...] = ()
     """Base models of the deployment, with the same names as in the model service. A request may name a model by the
-    path of a folder only if the path is listed here."""
+    path of a folder only if the path is listed here. Their tokenizers are read with the token of the service."""
     local_roots: tuple[Path, ...] = ()
     """Folders whose files callers may read as datasets by path. Empty: callers can only upload files or use hub ids."""
     hub_token_repositories: tuple[Annotated[str, AfterValidator(_repository)], ...] = ()
-    """Datasets of hubs that the service reads with its token (`HF_TOKEN`, `MODELSCOPE_API_TOKEN`, or the login of its
-    user) and from the caches of the hubs' clients: `org/name` for one, `org` for all of an owner, `*` for all. Every
-    tenant can read the private datasets that this allows. Empty: the token is not used, so only public datasets and
-    those of the mirror can be read."""
+    """Datasets, and models with tokenizers, that the service reads with its token (`HF_TOKEN`, `MODELSCOPE_API_TOKEN`,
+    or the login of its user) and from the caches of the hubs' clients: `org/name` for one, `org` for all of an owner,
+    `*` for all. Every tenant can read the private repositories that this allows. Empty: the token is used only for
+    `base_models` and aliases, so other repositories must be public or in the mirror."""
     thread_count: int = Field(default=2, ge=1)
     """Number of threads that read, tokenize and write rows."""
     template_cache: int = Field(default=4, ge=1)

@@ -37,17 +37,17 @@ class HubAccess:
     local_roots: tuple[Path, ...] = ()
     """Folders without links whose files may be read by path."""
     token_repositories: frozenset[str] = frozenset()
-    """Repositories and owners whose datasets may be private; `*` for all."""
+    """Repositories and owners whose datasets and models may be private; `*` for all."""
 
     def is_local_allowed(self, dataset_id: str) -> bool:
         """Return whether a dataset id is a path that may be read."""
         path = local_path(dataset_id)
         return path is not None and any(path.resolve().is_relative_to(root) for root in self.local_roots)
 
-    def is_private_allowed(self, dataset_id: str) -> bool:
-        """Return whether a dataset may be read with the token of the service, or from the caches of hub clients."""
+    def is_private_allowed(self, hub_id: str) -> bool:
+        """Return whether a repository may be read with the token of the service, or from the caches of hub clients."""
         try:
-            name = HubId.parse(dataset_id).name
+            name = HubId.parse(hub_id).name
         except HubError:
             return False
         return not self.token_repositories.isdisjoint({name, name.partition('/')[0], '*'})

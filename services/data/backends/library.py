@@ -66,8 +66,8 @@ class LibraryEngine:
 
         Args:
             threads: Threads in which rows are read and changed.
-            base_models: Models that a template may name by the path of a folder.
-            access: Determines which datasets may be read by path or be private.
+            base_models: Models that a template may name by the path of a folder, and that may be private.
+            access: Determines which datasets may be read by path, and which datasets and other models may be private.
             template_cache: Maximum number of templates in memory.
             download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.
             decoded: Limits on the rows that loaders of streamed datasets have in memory. A process that reads such a
@@ -153,7 +153,8 @@ class LibraryEngine:
         return runner.table()
 
     def _build_template(self, step: TemplateStep) -> Template:
-        if step.base_model not in self._base_models and local_path(step.base_model) is not None:
+        is_deployed = step.base_model in self._base_models
+        if not is_deployed and local_path(step.base_model) is not None:
             # The error does not reveal whether the path exists.
             raise HubError('no such model')
         return build_template(
@@ -163,6 +164,7 @@ class LibraryEngine:
             truncation_strategy=step.truncation_strategy,
             default_system=step.default_system,
             enable_thinking=step.is_thinking_enabled,
+            is_private_allowed=is_deployed or self._access.is_private_allowed(step.base_model),
             # Features on the wire contain no pixels yet, and a client must not read files of this machine.
             is_media_read=False,
         )

@@ -1,12 +1,17 @@
-"""Private datasets of hubs are read only if the configuration lists them."""
+"""Private datasets and tokenizers of hubs are read only if the configuration lists them."""
 
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from fixtures.fake_hub import running_hub
+from fixtures.tiny_templates import tiny_template
 from twinkle_services.data.backends.hub_rows import HubAccess
+from twinkle_services.data.backends.library import LibraryEngine
 from twinkle_services.data.config import DataConfig
+from twinkle_services.data.domain import DecodedBytes, DecodedLimits, HubIdNotFound, Table, TemplateStep
+from twinkle_services.kit.worker import Threads
 
 
 @pytest.mark.parametrize('dataset_id', ['org/rows', 'hf://org/rows', 'ms://org/rows'])
@@ -24,3 +29,30 @@ def test_malformed_names_of_private_datasets_are_refused(tmp_path: Path, name: s
     assert DataConfig(state_dir=tmp_path, hub_token_repositories=('org/rows', 'org', '*'))
     with pytest.raises(ValidationError, match='must be org/name, org or'):
         DataConfig(state_dir=tmp_path, hub_token_repositories=('org', name))
+
+
+async def test_templates_of_private_models_need_a_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizers in the cache of a hub's client are used for listed models, base models and aliases only."""
+    limits = DecodedLimits(rows=10, dataset_bytes=1 << 20, tenant_bytes=1 << 20, total_bytes=1 << 20)
+    decoded, threads = DecodedBytes(limits), Threads('rows', count=1)
+    engine = LibraryEngine(
+        threads, base_models=('org/deployed',), access=HubAccess(token_repositories=frozenset({'org/listed'})),
+        template_cache=1, download_limit_bytes=1, decoded=decoded,
+    )  # fmt: skip
+    for name in ('deployed', 'listed', 'other'):
+        repository = tmp_path / f'models--org--{name}'
+        (repository / 'refs').mkdir(parents=True)
+        (repository / 'refs' / 'main').write_text('c0ffee')
+        (repository / 'snapshots' / 'c0ffee').mkdir(parents=True)
+        tiny_template(repository / 'snapshots' / 'c0ffee')
+    with running_hub() as hub, decoded.meter('alice') as meter:
+        aliases = 'mine=org/other'
+        settings = {'HF_HUB_CACHE': tmp_path, 'HF_ENDPOINT': hub.url, 'TWINKLE_MODEL_ID_ALIASES': aliases}
+        for variable, value in settings.items():
+            monkeypatch.setenv(variable, str(value))
+        for base_model in ('org/deployed', 'hf://org/listed', 'mine'):
+            step = TemplateStep(base_model=base_model)
+            assert (await engine.apply(Table(rows=[]), [step], meter)).template == step
+        with pytest.raises(HubIdNotFound):
+            await engine.apply(Table(rows=[]), [TemplateStep(base_model='org/other')], meter)
+    threads.close()

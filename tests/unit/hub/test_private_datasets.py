@@ -1,4 +1,4 @@
-"""A service reads private datasets of Hugging Face only if its operator allows it.
+"""A service reads private datasets and tokenizers of Hugging Face only if its operator allows it.
 
 The hub is a server on a loopback socket. Each program is a process, because the client reads its settings once.
 """
@@ -9,28 +9,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fixtures.fake_hub import running_hub
 
 PROGRAM = """
 import json, sys
-from twinkle.hub import HubError, resolve_dataset
+from twinkle.hub import HubError, resolve_dataset, resolve_tokenizer
+name, permissions = sys.argv[1], json.loads(sys.argv[2])
+resolve = resolve_tokenizer if name == 'tokenizer.json' else resolve_dataset
 found = []
-for is_allowed in json.loads(sys.argv[1]):
+for is_allowed in permissions:
     try:
-        folder = resolve_dataset('hf://org/rows', is_private_allowed=is_allowed, download_limit_bytes=100)
-        found.append((folder / 'train.jsonl').read_text())
+        folder = resolve('hf://org/rows', is_private_allowed=is_allowed)
+        found.append((folder / name).read_text())
     except HubError as error:
         found.append(type(error).__name__)
 print(json.dumps(found))
 """
-ROWS = '{"x": 1}\n'
+CONTENT = '{"x": 1}\n'
 
 
-def resolved(permissions: list[bool], home: Path, url: str) -> list[str]:
-    """Return the file of a dataset, or the name of the error, for each permission."""
+def resolved(file_name: str, permissions: list[bool], home: Path, url: str) -> list[str]:
+    """Return the file of a repository, or the name of the error, for each permission."""
     settings = {'HF_ENDPOINT': url, 'HF_TOKEN': 'hf_right', 'HF_HOME': str(home), 'TWINKLE_HUB_DIR': ''}
     done = subprocess.run(
-        [sys.executable, '-c', PROGRAM, json.dumps(permissions)],
+        [sys.executable, '-c', PROGRAM, file_name, json.dumps(permissions)],
         env={**os.environ, **settings},
         check=True,
         timeout=240,
@@ -39,11 +43,14 @@ def resolved(permissions: list[bool], home: Path, url: str) -> list[str]:
     return json.loads(done.stdout)
 
 
-def test_private_datasets_need_a_permission(tmp_path: Path) -> None:
-    """The token is not sent and the cache is not used without a permission; public datasets need none."""
+@pytest.mark.parametrize(
+    ('file_name', 'missing'), [('train.jsonl', 'DatasetNotFound'), ('tokenizer.json', 'ModelNotFound')]
+)
+def test_private_repositories_need_a_permission(tmp_path: Path, file_name: str, missing: str) -> None:
+    """The token is not sent and the cache is not used without a permission; public repositories need none."""
     with running_hub() as hub:
-        hub.files['org/rows'], hub.is_private['org/rows'] = {'train.jsonl': ROWS.encode()}, True
-        missing = 'DatasetNotFound'
-        assert resolved([False, True, False], tmp_path, hub.url) == [missing, ROWS, missing]
+        hub.files['org/rows'], hub.is_private['org/rows'] = {file_name: CONTENT.encode()}, True
+        found = resolved(file_name, [False, True, False], tmp_path, hub.url)
+        assert found == [missing, CONTENT, missing]
         hub.is_private['org/rows'] = False
-        assert resolved([False], tmp_path / 'other', hub.url) == [ROWS]
+        assert resolved(file_name, [False], tmp_path / 'other', hub.url) == [CONTENT]

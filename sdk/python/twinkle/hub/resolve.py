@@ -59,18 +59,27 @@ def weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob('*.safetensors'))
 
 
-def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True) -> Path:
+def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True, is_private_allowed: bool = True) -> Path:
     """Return a local folder with a model's tokenizer and settings; weights are not downloaded.
 
     Args:
         model_id: as in `resolve_model`.
         is_local_allowed: as in `resolve_model`.
+        is_private_allowed: whether the hub is asked with the token of this machine, and whether the caches of the hubs'
+            clients are searched, which may contain private models. The target of an alias may always be private.
+            Default: True.
 
     Raises:
         ModelNotFound: the id is malformed, the model does not exist, or `model_id` is a folder without a tokenizer.
         HubUnreachable, DigestMismatch, HubError: as in `resolve_model`.
     """
-    return _resolve_model(model_id, _has_tokenizer, remote.TOKENIZER_FILES, is_local_allowed=is_local_allowed)
+    return _resolve_model(
+        model_id,
+        _has_tokenizer,
+        remote.TOKENIZER_FILES,
+        is_local_allowed=is_local_allowed,
+        is_private_allowed=is_private_allowed,
+    )
 
 
 def resolve_dataset(
@@ -170,23 +179,31 @@ def resolve_files(model_id: str, patterns: tuple[str, ...]) -> Path:
 
 
 def _resolve_model(
-    model_id: str, is_complete: Callable[[Path], bool], patterns: tuple[str, ...], *, is_local_allowed: bool
+    model_id: str,
+    is_complete: Callable[[Path], bool],
+    patterns: tuple[str, ...],
+    *,
+    is_local_allowed: bool,
+    is_private_allowed: bool = True,
 ) -> Path:
     given = model_id
     model_id = without_alias(given)
     if base_model_id(model_id) in _BUILT_IN:
         return get_model(model_id)
-    # An alias is set by the operator, so it may be a path even if callers may not use paths.
-    path = local_path(model_id) if is_local_allowed or model_id != given else None
+    # An alias is set by the operator, so it may be a path or private even if other ids of callers may not.
+    is_alias = model_id != given
+    path = local_path(model_id) if is_local_allowed or is_alias else None
     if path is not None:
         if is_complete(path):
             return path
         raise ModelNotFound(f'{model_id} is not a folder with {_required_files(is_complete)}')
     hub_id = _parse(model_id, ModelNotFound)
-    for folder in _local_folders(hub_id, 'models'):
+    is_private_allowed = is_private_allowed or is_alias
+    folders_of = _local_folders if is_private_allowed else _mirror_folders
+    for folder in folders_of(hub_id, 'models'):
         if is_complete(folder):
             return folder
-    return remote.download(hub_id, kind='models', patterns=patterns)
+    return remote.download(hub_id, kind='models', patterns=patterns, is_token_used=is_private_allowed)
 
 
 def _parse(text: str, error: type[HubError]) -> HubId:

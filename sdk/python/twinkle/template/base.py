@@ -41,6 +41,8 @@ class TemplateOptions(TypedDict, total=False):
     the chat template."""
     enable_thinking: bool
     """Whether the model may think before it answers; passed to the chat template. Default: True."""
+    is_private_allowed: bool
+    """Whether the model may be a private one of a hub; see `twinkle.hub.resolve_tokenizer`. Default: True."""
     is_media_read: bool
     """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
     refuse_special_tokens: bool
@@ -101,7 +103,7 @@ class Template(ReadsMedia):
         if self.truncation_strategy not in get_args(TruncationStrategy):
             allowed = ', '.join(get_args(TruncationStrategy))
             raise ValueError(f'truncation_strategy must be one of {allowed}, got {self.truncation_strategy!r}')
-        folder = resolve_tokenizer(model_id)
+        folder = resolve_tokenizer(model_id, is_private_allowed=options.get('is_private_allowed', True))
         self.tokenizer = ChatTokenizer(folder)
         """Converts text to token ids and back."""
         source = read_chat_template(folder, self.tokenizer.settings)
