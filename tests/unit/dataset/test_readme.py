@@ -49,8 +49,10 @@ def test_patterns_outside_are_refused(pattern: str) -> None:
     ]
     for place in places:
         with pytest.raises(DatasetError) as refused:
-            checked_configs('org/rows', [{'config_name': 'good', 'data_files': '*'}, {'config_name': 'main', **place}])
-        for name in ('org/rows', "'main'", repr(pattern)):
+            checked_configs(
+                'README.md of org/rows', [{'config_name': 'good', 'data_files': '*'}, {'config_name': 'main', **place}]
+            )
+        for name in ('README.md of org/rows', "'main'", repr(pattern)):
             assert name in str(refused.value)
 
 
@@ -85,7 +87,7 @@ def test_patterns_inside_are_accepted(pattern: str) -> None:
 def test_malformed_configs_are_refused(configs: Any) -> None:
     """A value of another type, and a version that is not safe in a path, is an error about the README."""
     with pytest.raises(DatasetError, match='README'):
-        checked_configs('org/rows', configs)
+        checked_configs('README.md of org/rows', configs)
 
 
 def test_nested_aliases_are_not_expanded() -> None:
@@ -111,8 +113,52 @@ def test_folders_name_only_their_files(tmp_path: Path, open_rows: Callable[[Data
     for data_files in (str(other), '../*.jsonl', f'file://{other}', [{'split': 'train', 'path': None}]):
         front = yaml.safe_dump({'configs': [{'config_name': 'main', 'data_files': data_files}]})
         (folder / 'README.md').write_text(f'---\n{front}---\n')
-        with pytest.raises(DatasetError, match='rows has a README'):
+        with pytest.raises(DatasetError, match=r'README\.md of rows'):
             open_rows(DatasetMeta(str(folder)))
+
+
+@pytest.mark.parametrize('open_rows', [find_files, Dataset], ids=['service', 'library'])
+@pytest.mark.parametrize(
+    'readme',
+    [
+        b'---\nconfigs: [{config_name: main, data_files: test.jsonl}\n---\n',
+        b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n',
+        b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\nlanguage: \xff\n---\n',
+        b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n1: x\n---\n',
+        b'---\n- configs: [{config_name: main, data_files: test.jsonl}]\n---\n',
+    ],
+    ids=['yaml', 'no end', 'no text', 'no name', 'list'],
+)
+def test_damaged_configs_select_no_other_files(
+    tmp_path: Path, readme: bytes, open_rows: Callable[[DatasetMeta], object]
+) -> None:
+    """Configs that cannot be read are refused with their file, and the names of files are not used instead."""
+    for split in ('train', 'test'):
+        (tmp_path / f'{split}.jsonl').write_text('{"x": 1}\n')
+    (tmp_path / 'README.md').write_bytes(readme)
+    with pytest.raises(DatasetError, match=rf'README\.md of {tmp_path.name} is not valid: .*(correct|must)'):
+        open_rows(DatasetMeta(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    'readme', [b'# R\xe9sum\xe9\n', b'Text\n---\nconfigs: [\n---\n', b'---\ntags: [a]\n---\nconfigs: [\n']
+)
+def test_texts_without_configs_define_nothing(tmp_path: Path, readme: bytes) -> None:
+    """The text of a README is not read as configs, whether it has other metadata or none."""
+    (tmp_path / 'train.jsonl').write_text('{"x": 1}\n')
+    (tmp_path / 'README.md').write_bytes(readme)
+    assert find_files(DatasetMeta(str(tmp_path))) == [tmp_path / 'train.jsonl']
+
+
+def test_both_descriptions_define_subsets(tmp_path: Path) -> None:
+    """The second file of descriptions replaces the configs of the README, for services as for the library."""
+    for name in ('a', 'b'):
+        (tmp_path / f'{name}.jsonl').write_text(f'{{"x": "{name}"}}\n')
+    (tmp_path / 'README.md').write_text('---\nconfigs: [{config_name: main, data_files: a.jsonl}]\n---\n')
+    (tmp_path / '.huggingface.yaml').write_text('configs: [{config_name: main, data_files: b.jsonl}]')
+    meta = DatasetMeta(str(tmp_path))
+    assert find_files(meta) == [tmp_path / 'b.jsonl']
+    assert list(Dataset(meta)) == [{'x': 'b'}]
 
 
 def test_descriptions_of_other_formats_are_checked(tmp_path: Path) -> None:
@@ -121,7 +167,7 @@ def test_descriptions_of_other_formats_are_checked(tmp_path: Path) -> None:
     description = tmp_path / '.huggingface.yaml'
     for text, error in (
         ('configs: [{config_name: main, data_files: /etc/hostname}]', 'names'),
-        ('configs: [', 'no valid YAML'),
+        ('configs: [', r'\.huggingface\.yaml of .* is not YAML'),
         ('[]', 'must contain fields'),
     ):
         description.write_text(text)

@@ -1,6 +1,6 @@
 """Find the files of a subset and split in a dataset folder.
 
-The `configs` in the README's front matter define the files, with the same rules as on the hubs. Without `configs`, the
+The `configs` in the README's metadata define the files, with the same rules as on the hubs. Without `configs`, the
 names of folders and files determine subsets and splits.
 """
 
@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from twinkle.dataset.errors import DatasetError
 from twinkle.dataset.files import format_of
-from twinkle.dataset.readme import checked_configs, dataset_name, patterns_of
+from twinkle.dataset.readme import Config, configs_of, dataset_name, patterns_of
 
 DEFAULT_SUBSET = 'default'
 """Name of the default subset."""
@@ -33,10 +31,10 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
     """Return the data files of one subset and split, sorted by path; those of `save_to_disk` in the order of rows.
 
     Raises:
-        DatasetError: the subset or split does not exist (the message lists the existing ones), it has no data files, or
-            a folder that `save_to_disk` wrote is incomplete.
+        DatasetError: the subset or split does not exist (the message lists the existing ones), it has no data files, a
+            folder that `save_to_disk` wrote is incomplete, or the README is not valid.
     """
-    configs = _read_configs(folder)
+    configs = _configs_with_files(folder)
     if configs:
         return _files_of_config(folder, configs, subset_name, split)
     if (folder / _SAVED_SPLITS).is_file() or (folder / _SAVED_STATE).is_file():
@@ -67,7 +65,7 @@ def files_of(folder: Path, *, subset_name: str, split: str) -> list[Path]:
 
 def has_configs(folder: Path) -> bool:
     """Return whether the README of a folder defines the files of its subsets and splits."""
-    return bool(_read_configs(folder))
+    return bool(_configs_with_files(folder))
 
 
 def _saved_files(folder: Path, *, subset_name: str, split: str) -> list[Path]:
@@ -126,21 +124,11 @@ def _data_files(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if path.is_file() and format_of(path) and not is_hidden.search(path.name))
 
 
-def _read_configs(folder: Path) -> list[dict[str, Any]]:
-    readme = folder / 'README.md'
-    parts = readme.read_text(errors='replace').split('---', 2) if readme.is_file() else []
-    if len(parts) != 3 or parts[0].strip():
-        return []
-    try:
-        front = yaml.safe_load(parts[1])
-    except yaml.YAMLError:
-        # A README may contain anything; one without valid YAML front matter has no configs.
-        return []
-    configs = cast('dict[str, Any]', front).get('configs') if isinstance(front, dict) else None
-    return [config for config in checked_configs(dataset_name(folder), configs) if config.get('data_files')]
+def _configs_with_files(folder: Path) -> list[Config]:
+    return [config for config in configs_of(folder) if config.get('data_files')]
 
 
-def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: str, split: str) -> list[Path]:
+def _files_of_config(folder: Path, configs: list[Config], subset_name: str, split: str) -> list[Path]:
     names = [str(config.get('config_name', DEFAULT_SUBSET)) for config in configs]
     is_default = [bool(config.get('default')) for config in configs]
     if subset_name in names:
@@ -155,7 +143,9 @@ def _files_of_config(folder: Path, configs: list[dict[str, Any]], subset_name: s
     try:
         files = _data_files(path for pattern in patterns[split] for path in folder.glob(pattern))
     except ValueError as error:
-        raise DatasetError(f'{dataset_name(folder)} has a README with an invalid pattern: {error}') from error
+        raise DatasetError(
+            f'{dataset_name(folder)} has a README with an invalid pattern: {error}; correct it'
+        ) from error
     # The files of a cache are links. A link elsewhere may belong to another dataset, so the path must be inside, too.
     inside = [
         path for path in files

@@ -19,7 +19,7 @@ from twinkle.dataset.errors import DatasetError, UnreadableFile
 from twinkle.dataset.hf import as_stored, library, rows_of_stream
 from twinkle.dataset.layout import DEFAULT_SUBSET
 from twinkle.dataset.meta import DatasetMeta
-from twinkle.dataset.readme import check_descriptions, dataset_name, pinned_revision
+from twinkle.dataset.readme import configs_of, dataset_name, pinned_revision
 from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.tables import TableRows, joined
 from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
@@ -180,7 +180,7 @@ def _part(suffix: str, files: list[Path], options: Mapping[str, Any]) -> Source:
 
 def _built(path: str, split: str, *, name_in_errors: str, **options: Any) -> '_Built':
     if Path(path).is_absolute():
-        check_descriptions(name_in_errors, Path(path))
+        configs_of(Path(path))  # refuses files outside of the folder
     with _no_counts():
         builder = library().load_dataset_builder(path, **options)
         if 'data_files' not in options:

@@ -1,4 +1,4 @@
-"""Check which files the README of a folder or repository names, before any of them is looked up.
+"""Read the README of a folder or repository, and check which files it names before any of them is looked up.
 
 A README may define the files of subsets in its field `configs`. Its author is not trusted: the library `datasets` would
 open absolute paths and addresses, so only paths and patterns inside of the folder or repository are accepted.
@@ -20,17 +20,34 @@ Config = dict[str, Any]
 
 _CARD, _STANDALONE = 'README.md', '.huggingface.yaml'
 """Files from which `datasets` reads definitions of subsets."""
+_FRONT_MATTER = re.compile(rb'(\xef\xbb\xbf)?\s*---')
+"""Beginning of a README with metadata."""
+_CONFIGS = re.compile(rb'^configs\s*:', re.MULTILINE)
+"""Definitions of subsets in a README whose metadata may be incomplete."""
 _VERSION = re.compile(r'(\w[\w.+-]*)?')
 """Versions that are safe in the paths of the library's cache."""
 _SHOWN_CHARACTERS = 200
 """Maximum length of a value in errors."""
 
 
+def configs_of(folder: Path) -> list[Config]:
+    """Return the definitions of subsets in the descriptions of a folder, as `datasets` reads them.
+
+    Raises:
+        DatasetError: a description is not valid, or names a file outside of the folder.
+    """
+    fields: Config = {}
+    for file in (folder / _CARD, folder / _STANDALONE):
+        if file.is_file():
+            fields |= _fields_of(dataset_name(folder), file)
+    return fields.get('configs') or []
+
+
 def checked_configs(name: str, configs: Any) -> list[Config]:
     """Return the configs of a README after checking the files that they name.
 
     Args:
-        name: the folder or repository, for errors.
+        name: the README and its folder or repository, for errors.
         configs: value of the README's field `configs`.
 
     Raises:
@@ -49,7 +66,7 @@ def patterns_of(name: str, config: Config) -> dict[str, list[str]]:
     """Map each split name to file patterns; the hubs allow one pattern, a list, or one entry per split.
 
     Args:
-        name: the folder or repository, for errors.
+        name: see `checked_configs`.
         config: an item of `configs`.
 
     Raises:
@@ -76,17 +93,6 @@ def dataset_name(folder: Path) -> str:
     return repository.removeprefix('datasets--').replace('--', '/') if is_cached else folder.name
 
 
-def check_descriptions(name: str, folder: Path) -> None:
-    """Check the files in a folder that describe subsets, as `datasets` reads them.
-
-    Raises:
-        DatasetError: a description is not valid, or names a file outside of the folder or repository.
-    """
-    for file in (folder / _CARD, folder / _STANDALONE):
-        if file.is_file():
-            checked_configs(name, _fields_of(name, file).get('configs'))
-
-
 def pinned_revision(name: str, *, revision: str | None, token: str | bool | None, endpoint: str) -> tuple[str, str]:
     """Return the full name and the commit of a dataset on Hugging Face, after checking its descriptions.
 
@@ -97,7 +103,7 @@ def pinned_revision(name: str, *, revision: str | None, token: str | bool | None
         endpoint: address of the hub.
 
     Raises:
-        DatasetError: the repository has no owner; see also `check_descriptions`.
+        DatasetError: the repository has no owner; see also `configs_of`.
         OSError, huggingface_hub.errors.HTTPError: the repository is not accessible, or the hub did not respond.
     """
     api: Any = importlib.import_module('huggingface_hub').HfApi(endpoint=endpoint, token=token)  # imported only here
@@ -106,22 +112,29 @@ def pinned_revision(name: str, *, revision: str | None, token: str | bool | None
         raise DatasetError(f'{name} has no owner; use a dataset whose name is org/name')
     names = {file.rfilename for file in info.siblings or ()}
     for file in sorted(names & {_CARD, _STANDALONE}):
-        path = Path(api.hf_hub_download(info.id, file, repo_type='dataset', revision=info.sha))
-        checked_configs(info.id, _fields_of(info.id, path).get('configs'))
+        _fields_of(info.id, Path(api.hf_hub_download(info.id, file, repo_type='dataset', revision=info.sha)))
     return info.id, info.sha
 
 
 def _fields_of(name: str, file: Path) -> Config:
-    """Return the metadata in a description."""
+    """Return the metadata in a description after checking its configs."""
+    described, content = f'{file.name} of {name}', file.read_bytes()
+    if file.name == _CARD and not _FRONT_MATTER.match(content):
+        return {}
     # `datasets` reads READMEs with this class, so that both find the same fields.
     card: Any = importlib.import_module('huggingface_hub').DatasetCard
     try:
-        found: Any = card.load(file).data.to_dict() if file.name == _CARD else yaml.safe_load(file.read_text('utf-8'))
-    except (yaml.YAMLError, ValueError) as error:
-        raise _malformed(name, f'{file.name} has no valid YAML ({type(error).__name__})') from error
+        found: Any = card.load(file).data.to_dict() if file.name == _CARD else yaml.safe_load(content)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        problem = f'its metadata is not YAML with fields ({type(error).__name__}); correct or remove the metadata'
+        raise _malformed(described, problem) from error
     if not isinstance(found, dict | None):
-        raise _malformed(name, f'{file.name} must contain fields')
-    return cast('Config', found or {})
+        raise _malformed(described, 'it must contain fields')
+    if not found and file.name == _CARD and _CONFIGS.search(content):
+        raise _malformed(described, 'its configs must be between two lines ---, the first of them at the beginning')
+    fields = cast('Config', found or {})
+    checked_configs(described, fields.get('configs'))
+    return fields
 
 
 def _check(name: str, config: Config) -> None:
@@ -131,8 +144,8 @@ def _check(name: str, config: Config) -> None:
     for path in (*given, config.get('data_dir') or '.'):
         if not (isinstance(path, str) and _is_inside(path)):
             raise DatasetError(
-                f'{name} has a README whose config {_label(config)} names {_shown(path)}; data_files and data_dir must '
-                'be relative paths or patterns inside of the folder or repository'
+                f'{name} has a config {_label(config)} that names {_shown(path)}; data_files and data_dir must be '
+                'relative paths or patterns inside of the folder or repository'
             )
     version = config.get('version', '')
     if not (isinstance(version, str | int | float) and _VERSION.fullmatch(str(version))):
@@ -159,4 +172,4 @@ def _shown(value: Any) -> str:
 
 
 def _malformed(name: str, problem: str) -> DatasetError:
-    return DatasetError(f'{name} has a README that is not valid: {problem}')
+    return DatasetError(f'{name} is not valid: {problem}')
