@@ -28,6 +28,7 @@ from twinkle_services.data.domain import (
     StreamMixture,
     StreamPart,
     Table,
+    TemplateStep,
 )
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
@@ -112,15 +113,20 @@ class _Rows:
             yield row, size_bytes
 
     def _problem_of(self, refused: RefusedRow) -> InvalidField:
-        steps = [step for part in self._dataset.stream_parts for step in part.pending]
+        """Return the error of the step that refused a row, with the name of its part if the part has the step."""
+        part, dataset = self._dataset.stream_parts[refused.part], self._dataset
+        own = [item for item in enumerate(dataset.steps) if not isinstance(item[1], TemplateStep)]
+        index, step = [*enumerate(part.pending), *own][-1 - refused.later_steps]
+        suffix = f', in a row of {part.stream.hub.dataset_id}' if refused.later_steps >= len(own) else ''
         try:
-            with step_errors(0, [*steps, *self._dataset.pending][-1], Table(rows=[])):
+            with step_errors(index, step, Table(rows=[])):
                 raise refused.error
         except InvalidField as error:
-            return error
+            return InvalidField(error.field, f'{error.problem}{suffix}')
         except ROW_ERRORS as error:
-            _log.warning('row failed', dataset=self._dataset.dataset_id, error=str(error))
-            return InvalidField('dataset_id', f'has a row that its steps cannot process ({type(error).__name__})')
+            _log.warning('row failed', dataset=dataset.dataset_id, step=step.kind, error=str(error))
+            problem = f'has a row that steps[{index}].{step.kind} cannot process ({type(error).__name__}){suffix}'
+            return InvalidField('dataset_id', problem)
 
 
 class LibraryStream:

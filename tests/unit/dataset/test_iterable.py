@@ -1,7 +1,7 @@
 """A stream gives the same rows as a dataset in memory."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,36 @@ def test_invalid_rows_do_not_end_a_pass_over_items() -> None:
     assert refused[130].row_index == 130
     with pytest.raises(InvalidRow):
         list(dataset)
+
+
+@pytest.mark.parametrize('interleave', [True, False])
+def test_refused_rows_name_their_part_and_step(interleave: bool) -> None:  # noqa: FBT001 (parametrized)
+    """A refused row has the index of its part and the number of steps after the one that refused it."""
+    metas = [DatasetMeta(data=[{'x': value} for value in values]) for values in ([1, 2], [3, 4])]
+    dataset = IterableDataset()
+    for meta in metas:
+        dataset.add_dataset(meta)
+    dataset.map(_refuse(2), metas[0])
+    dataset.map(_refuse(3), metas[1])
+    dataset.filter(lambda row: bool(row['x']), metas[1])
+    dataset.mix_dataset(interleave=interleave)
+    dataset.map(_refuse(4))
+    dataset.map(_refuse(0))
+    refused = {
+        str(item.error): (item.part, item.later_steps) for item in dataset.items() if isinstance(item, RefusedRow)
+    }
+    assert refused == {'2': (0, 2), '3': (1, 3), '4': (0, 1)}
+
+
+def _refuse(value: int) -> Callable[[Any], Any]:
+    """Return a preprocessor that refuses a value."""
+
+    def refuse(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if value in columns['x']:
+            raise ValueError(str(value))
+        return columns
+
+    return refuse
 
 
 def test_stateful_filters_are_reset_in_each_pass(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ and continue with the next row.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinkle.dataset.row_bounds import Row
 
@@ -23,6 +23,14 @@ class RefusedRow:
 
     error: Exception
     """The reason. Errors of this library name the row by its zero-based position in the stream."""
+    part: int = 0
+    """Index of the stream that refused the row, among those that were mixed; 0 for a step after mixing."""
+    later_steps: int = 0
+    """Number of steps after the one that refused the row."""
+
+    def passed(self) -> 'RefusedRow':
+        """Return the row after another step, which does not process it."""
+        return replace(self, later_steps=self.later_steps + 1)
 
 
 Item = Row | RefusedRow
@@ -68,12 +76,12 @@ def changed(
 
 def chained(streams: Sequence[Stream]) -> Stream:
     """Return the concatenation of streams."""
-    return Stream(lambda: (item for stream in streams for item in stream))
+    return Stream(lambda: (item for part, stream in enumerate(streams) for item in _part_of(stream, part)))
 
 
 def interleaved(streams: Sequence[Stream]) -> Stream:
     """Return a stream that takes rows in turn from each stream; an exhausted stream is skipped."""
-    return Stream(lambda: _interleaved([iter(stream) for stream in streams]))
+    return Stream(lambda: _interleaved([_part_of(stream, part) for part, stream in enumerate(streams)]))
 
 
 def repeated(stream: Stream) -> Stream:
@@ -93,7 +101,7 @@ def _changed(items: Iterator[Item], change: BatchChange, batch_rows: int) -> Ite
             batch = []
         if isinstance(item, RefusedRow):
             begin += 1
-            yield item
+            yield item.passed()
     yield from _change_batch(batch, begin, change)
 
 
@@ -112,6 +120,10 @@ def _change_row(row: Row, index: int, change: BatchChange) -> list[Item]:
         return [*change([row], index)]
     except ROW_ERRORS as error:
         return [RefusedRow(error)]
+
+
+def _part_of(stream: Stream, part: int) -> Iterator[Item]:
+    return (replace(item, part=part) if isinstance(item, RefusedRow) else item for item in stream)
 
 
 def _interleaved(open_streams: list[Iterator[Item]]) -> Iterator[Item]:

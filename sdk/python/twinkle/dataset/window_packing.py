@@ -81,7 +81,7 @@ def packed(stream: Stream, *, capacity: int, interval: int) -> Stream:
 
 def _packed(items: Iterator[Item], packer: WindowPacker, capacity: int) -> Iterator[Item]:
     for index, item in enumerate(items):
-        refused = item if isinstance(item, RefusedRow) else _refused(item, index, capacity)
+        refused = item.passed() if isinstance(item, RefusedRow) else _refused(item, index, capacity)
         if refused is not None:
             yield refused
         elif not isinstance(item, RefusedRow):
