@@ -144,7 +144,7 @@ class RowProcess:
 
 
 class StreamedRows:
-    """The rows of a streamed dataset; each iteration starts a process."""
+    """The rows of a streamed dataset; a process reads them in each iteration, of which one runs at a time."""
 
     def __init__(
         self, stream: HubStream, meter: RowMeter, *, access: HubAccess, memory_bytes: int, read_ahead: int
@@ -163,15 +163,21 @@ class StreamedRows:
         self._process: RowProcess | None = None
         self._is_closed = False
 
-    def __iter__(self) -> Iterator[Row]:
-        if self._is_closed:
-            return
-        self._process = process = RowProcess(self._stream.hub, revision=self._stream.revision, **self._options)
-        sizes = deque[int]()
-        try:
+    def start(self) -> None:
+        """Start the process of the next iteration, which opens the files while other rows are read. Idempotent."""
+        if self._process is None and not self._is_closed:
+            self._process = RowProcess(self._stream.hub, revision=self._stream.revision, **self._options)
             if self._is_closed:
                 # `kill` ran while the process started.
-                process.kill()
+                self._process.kill()
+
+    def __iter__(self) -> Iterator[Row]:
+        self.start()
+        process = self._process
+        if process is None:
+            return
+        sizes = deque[int]()
+        try:
             for row in process.rows(self._meter):
                 sizes.append(size_in_memory(row))
                 self._meter.charge(sizes[-1], 1)
@@ -180,13 +186,22 @@ class StreamedRows:
                 yield row
         finally:
             process.close()
+            if self._process is process:
+                self._process = None
             self._meter.charge(-sum(sizes), -len(sizes))
+
+    def close(self) -> None:
+        """End the process, if any; the next iteration starts another one. No other thread may be reading."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
     def kill(self) -> None:
         """End the process of an iteration, which then fails. Idempotent, and callable from any thread."""
         self._is_closed = True
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()
 
 
 def _error_of(kind: str, problem: str) -> Exception:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -56,7 +56,7 @@ class StreamReader:
         with source_errors('dataset_id', hub_id=dataset.template.base_model if dataset.template else ''):
             view = with_pending(_mixed(dataset, stored), dataset, self.template_of)
         try:
-            yield stored, _Rows(view, dataset, meter)
+            yield stored, _Rows(view, stored, dataset, meter)
         except HubError as error:
             raise ServiceUnreachable('hub') from error
         except DatasetError as error:
@@ -92,17 +92,29 @@ def _mixed(dataset: Dataset, stored: Sequence[StreamedRows]) -> IterablePackingD
 class _Rows:
     """Rows of a stream after its pending steps, with their sizes, which are charged."""
 
-    def __init__(self, view: IterablePackingDataset, dataset: Dataset, meter: RowMeter) -> None:
-        self._view, self._dataset, self._meter = view, dataset, meter
+    def __init__(
+        self, view: IterablePackingDataset, stored: Sequence[StreamedRows], dataset: Dataset, meter: RowMeter
+    ) -> None:
+        self._view, self._stored, self._dataset, self._meter = view, stored, dataset, meter
 
     def __iter__(self) -> Iterator[tuple[Row, int]]:
-        for item, size_bytes in self.measured():
-            if isinstance(item, InvalidField):
-                raise item
-            yield item, size_bytes
+        with closing(self.measured()) as items:
+            for item, size_bytes in items:
+                if isinstance(item, InvalidField):
+                    raise item
+                yield item, size_bytes
 
     def measured(self) -> Generator[tuple[Row | InvalidField, int]]:
-        """Yield the rows and the errors of rows."""
+        """Yield the rows and the errors of rows. The processes of all parts end with the iteration."""
+        with ExitStack() as processes:
+            for rows in self._stored:
+                processes.callback(rows.close)
+            # Processes take seconds to open their files, so those that are read at the same time start together.
+            for rows in self._stored[: self._dataset.process_count]:
+                rows.start()
+            yield from self._measured()
+
+    def _measured(self) -> Iterator[tuple[Row | InvalidField, int]]:
         for item in self._view.items():
             if isinstance(item, RefusedRow):
                 yield self._problem_of(item), 0

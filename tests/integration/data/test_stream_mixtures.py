@@ -1,13 +1,16 @@
 """Mixtures of streamed datasets, whose parts are read by one process each."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fixtures.fake_hub import FakeHub, running_hub
 from twinkle_services.data.backends.hub_rows import HubAccess
 from twinkle_services.data.backends.library import LibraryEngine
 from twinkle_services.data.domain import (
@@ -17,6 +20,7 @@ from twinkle_services.data.domain import (
     FilterStep,
     HubSource,
     HubStream,
+    Loader,
     MapStep,
     Row,
     Step,
@@ -24,13 +28,38 @@ from twinkle_services.data.domain import (
     StreamPart,
 )
 from twinkle_services.data.domain.dataset import Table, new_dataset
-from twinkle_services.kit.errors import InvalidField
+from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 from twinkle_services.kit.worker import Threads
 
 pytestmark = pytest.mark.timeout(400)  # each part starts a process, which imports libraries
 
 MAP = MapStep(preprocessor='SelfCognitionProcessor', init_args={'model_name': 'm', 'model_author': 'us'})
 SHORT = FilterStep(filter='TextLengthFilter', init_args={'column': 'query', 'max_characters': 9})
+
+
+CHAT = {'query': 'who?', 'response': 'me'}
+LOADER = Loader(
+    loader_id='ld-1', tenant_id='alice', dataset_id='ds-1', content_digest='d', row_count=0, batch_size=2,
+    shuffle_seed=None, epoch_count=1, is_last_partial_dropped=False, request_id='r', fingerprint='f', is_streamed=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub with three datasets, which does not respond before the test sets `stopped`."""
+    with running_hub(delay_seconds=300.0) as running:
+        for name in ('a', 'b', 'c'):
+            running.is_private[f'org/{name}'] = False
+            running.files[f'org/{name}'] = {'train.jsonl': json.dumps({'x': name}).encode()}
+        settings = {'HF_ENDPOINT': running.url, 'HF_HOME': str(tmp_path / 'hf'), 'TWINKLE_HUB_DIR': ''}
+        for variable, value in settings.items():
+            monkeypatch.setenv(variable, value)
+        yield running
+
+
+def readers() -> list[psutil.Process]:
+    """Return the processes of this one that read datasets."""
+    return [child for child in psutil.Process().children() if any('hub_process' in word for word in child.cmdline())]
 
 
 def engine_of(**access: Any) -> LibraryEngine:
@@ -60,10 +89,9 @@ def write(path: Path, *rows: Row) -> str:
 
 async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
     """A row that a part refuses names the part, also after later steps; one that a step of the mixture refuses not."""
-    chat = {'query': 'who?', 'response': 'me'}
     names = [
-        write(tmp_path / 'a.jsonl', chat, {'query': 1, 'response': 'x'}),
-        write(tmp_path / 'b.jsonl', {'query': 2, 'response': 'y'}, chat),
+        write(tmp_path / 'a.jsonl', CHAT, {'query': 1, 'response': 'x'}),
+        write(tmp_path / 'b.jsonl', {'query': 2, 'response': 'y'}, CHAT),
     ]
     found = await engine_of(local_roots=(tmp_path,)).stream_rows(
         mixture_of(names, [(SHORT,), ()], SHORT, MAP), begin=0, count=9
@@ -72,3 +100,35 @@ async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
     assert len(found) == 4
     assert [field for field, _ in refusals] == ['rows[1].query', 'rows[1].query']
     assert [problem.endswith(f'in a row of {names[0]}') for _, problem in refusals] == [False, True]
+
+
+async def test_parts_are_opened_together(hub: FakeHub) -> None:
+    """All processes of an interleaved mixture run before the first one has read a row."""
+    mixed = mixture_of(['hf://org/a', 'hf://org/b', 'hf://org/c'], [()] * 3)
+    reading = asyncio.create_task(engine_of().stream_rows(mixed, begin=0, count=9))
+    await asyncio.to_thread(hub.asked.wait)
+    assert len(readers()) == 3
+    hub.stopped.set()
+    assert await reading == [{'x': 'a'}, {'x': 'b'}, {'x': 'c'}]
+    assert readers() == []
+
+
+async def test_a_failed_part_ends_the_others(hub: FakeHub, tmp_path: Path) -> None:
+    """A part that cannot be read ends the mixture, and the process of a part that still waits for its hub."""
+    mixed = mixture_of([str(tmp_path / 'absent'), 'hf://org/a'], [()] * 2)
+    with pytest.raises(ServiceUnreachable):
+        await engine_of(local_roots=(tmp_path,)).stream_rows(mixed, begin=0, count=9)
+    assert readers() == []
+
+
+async def test_a_closed_stream_ends_all_parts(hub: FakeHub) -> None:
+    """Closing a stream while its parts are opened ends all of their processes."""
+    stream = engine_of().stream(mixture_of(['hf://org/a', 'hf://org/b'], [()] * 2), LOADER, consumed=0)
+    reading = asyncio.create_task(stream.next())
+    await asyncio.to_thread(hub.asked.wait)
+    found = readers()
+    assert len(found) == 2
+    stream.close()
+    with pytest.raises(InvalidField):
+        await reading
+    assert readers() == []
