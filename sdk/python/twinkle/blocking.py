@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ __all__ = [
     'result_of',
     'results_of',
     'run_in',
+    'run_until_done',
     'start_in',
     'wait_for',
     'wait_for_all',
@@ -100,6 +102,21 @@ def next_item(items: _Queue[_Item], timeout: float) -> _Item:
         except queue.Empty:
             continue
     raise queue.Empty
+
+
+def run_until_done(loop: asyncio.AbstractEventLoop, end: asyncio.Future[Any]) -> None:
+    """Run a loop until a future, which raises no error, is done or cancelled.
+
+    KeyboardInterrupt and SystemExit end only the task that raises them. asyncio stores them in the task and also stops
+    the loop, although other tasks are running.
+    """
+    while True:
+        try:
+            with suppress(asyncio.CancelledError):
+                loop.run_until_complete(end)
+        except (KeyboardInterrupt, SystemExit):
+            continue
+        return
 
 
 def run_in(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result]) -> _Result:

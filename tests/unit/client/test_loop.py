@@ -161,3 +161,25 @@ def test_a_timeout_of_the_coroutine_is_raised() -> None:
 
     with pytest.raises(TimeoutError, match='of the coroutine'):
         LoopThread().run(fail())
+
+
+@pytest.mark.parametrize('kind', [KeyboardInterrupt, SystemExit])
+def test_an_error_that_ends_programs_ends_only_its_call(kind: type[BaseException]) -> None:
+    """A coroutine or one of its tasks may raise KeyboardInterrupt or SystemExit; calls of other clients continue."""
+    first, second, started, finished = LoopThread(), LoopThread(), threading.Event(), threading.Event()
+    other = second.submit(_wait_forever(started, finished))
+    assert started.wait(10)
+
+    async def fail() -> None:
+        raise kind
+
+    async def fail_in_a_task() -> None:
+        await asyncio.gather(fail())
+
+    for call in (fail, fail_in_a_task):
+        with pytest.raises(kind):
+            first.run(call())
+    assert not other.done()
+    assert first.run(_thread()) is second.run(_thread())
+    second.stop()
+    assert finished.is_set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from twinkle.blocking import join, next_item, result_of, results_of, wait_for, wait_for_all, wait_until
+from twinkle.blocking import join, next_item, result_of, results_of, run_until_done, wait_for, wait_for_all, wait_until
 from twinkle.sampler.loop_thread import LoopThread
 
 pytestmark = pytest.mark.timeout(60)
@@ -102,3 +102,34 @@ def test_interrupt_cancels_a_coroutine_of_a_loop_thread() -> None:
         thread.run(wait())
     assert cancelled.wait(10)
     thread.close()
+
+
+@pytest.mark.parametrize('kind', [KeyboardInterrupt, SystemExit])
+def test_error_that_ends_programs_ends_only_its_call(kind: type[BaseException]) -> None:
+    """The caller receives KeyboardInterrupt or SystemExit of its coroutine, and the loop runs until it is closed."""
+    thread = LoopThread('test')
+
+    async def fail() -> None:
+        raise kind
+
+    with pytest.raises(kind):
+        thread.run(fail())
+    assert thread.run(asyncio.sleep(0, 'result')) == 'result'
+    thread.close()
+
+
+def test_error_of_a_task_does_not_keep_a_loop_running() -> None:
+    """A loop ends with its future even if a task raises SystemExit in the same step."""
+    loop = asyncio.new_event_loop()
+    end, later = loop.create_future(), loop.create_future()
+
+    async def fail() -> None:
+        raise SystemExit
+
+    loop.call_soon(end.cancel)
+    task = loop.create_task(fail())
+    loop.call_soon(loop.call_soon, later.cancel)
+    run_until_done(loop, end)
+    run_until_done(loop, later)
+    assert isinstance(task.exception(), SystemExit)
+    loop.close()

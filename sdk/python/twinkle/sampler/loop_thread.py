@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from twinkle.blocking import join, run_in
+from twinkle.blocking import join, run_in, run_until_done
 
 _Result = TypeVar('_Result')
 
@@ -18,7 +18,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=run_until_done, args=(self._loop, self._end), name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -40,7 +41,7 @@ class LoopThread:
     def close(self) -> None:
         """Stop the thread and abandon running coroutines. Closing again has no effect."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._end.cancel)
             join(self._thread)
             self._loop.close()
 

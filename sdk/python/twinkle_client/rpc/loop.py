@@ -16,7 +16,7 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from twinkle.blocking import result_of, start_in
+from twinkle.blocking import result_of, run_until_done, start_in
 
 _Result = TypeVar('_Result')
 
@@ -119,6 +119,7 @@ class _SharedLoop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(_create_task)
+        self._end: asyncio.Future[None] = self.loop.create_future()
         self._process_id = os.getpid()
         self._thread = threading.Thread(target=self._run, name='twinkle-client', daemon=True)
         self._thread.start()
@@ -136,18 +137,18 @@ class _SharedLoop:
     def close(self) -> None:
         """Cancel all tasks and end the thread."""
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.loop.call_soon_threadsafe(self._end.cancel)
         self._thread.join(_EXIT_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            run_until_done(self.loop, self._end)
         finally:
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            run_until_done(self.loop, asyncio.gather(*tasks, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
