@@ -1,8 +1,8 @@
 """Watches of metrics: the points of runs, as any gateway of the deployment stores them.
 
-One task polls the revisions of all watched runs, and reads the new points of each run once for all its watchers, those
-of two runs at the same time. Only the points of the last change are kept. A watcher that reads slowly misses some
-changes, and reads all points since its last update from the store instead.
+One task polls the revisions of all watched runs. Other tasks read the new points of each run once for all its watchers,
+those of two runs at the same time, so a slow read delays no poll. Only the points of the last change are kept. A
+watcher that reads slowly misses some changes, and reads all points since its last update from the store instead.
 """
 
 import asyncio
@@ -89,6 +89,7 @@ class MetricWatches:
         """Number of watches by tenant."""
         self._has_watchers = asyncio.Event()
         self._reads = asyncio.Semaphore(_READS)
+        self._unfinished = set[EntryKey]()  # runs whose changes a task reads, or waits to read
         self._is_closing = False
 
     async def watch(
@@ -139,31 +140,27 @@ class MetricWatches:
 
     async def run_forever(self) -> Never:
         """Poll at short intervals while there are watchers, until cancelled."""
-        while True:
-            await self._has_watchers.wait()
-            await self._pause(_INTERVAL_SECONDS)
-            try:
-                await self.poll()
-            except DomainError as error:
-                _log.warning('poll of metrics failed; retrying', reason=error.reason)
+        async with asyncio.TaskGroup() as reads:
+            while True:
+                await self._has_watchers.wait()
+                await self._pause(_INTERVAL_SECONDS)
+                try:
+                    await self.poll(reads)
+                except DomainError as error:
+                    _log.warning('poll of metrics failed; retrying', reason=error.reason)
 
-    async def poll(self) -> None:
-        """Read the changes of all watched runs, and wake their watchers.
+    async def poll(self, reads: asyncio.TaskGroup) -> None:
+        """Start to read the changes of watched runs in `reads`. Runs whose earlier changes are being read are skipped.
 
         Raises:
             ServiceUnreachable: the database does not respond.
         """
-        watched = dict(self._watched)
+        watched = {key: run for key, run in self._watched.items() if key not in self._unfinished}
         revisions = await self._store.revisions_of(watched)
-        reads = [
-            self._read_changes(key, run, revisions[key])
-            for key, run in watched.items()
-            if _has_changes(run, revisions.get(key))
-        ]
-        # The reads of other runs continue after an error.
-        for error in await asyncio.gather(*reads, return_exceptions=True):
-            if error is not None:
-                raise error
+        for key, run in watched.items():
+            if _has_changes(run, revisions.get(key)):
+                self._unfinished.add(key)
+                reads.create_task(self._read_changes(key, run, revisions[key]))
 
     async def _read_changes(self, key: EntryKey, run: _WatchedRun, revision: int) -> None:
         """Read the points up to the newest revision of a run, and wake its watchers."""
@@ -171,11 +168,15 @@ class MetricWatches:
             # A watcher that reads nothing keeps the failure of an earlier change, which does not concern new watchers.
             run.failure = None
             try:
-                found = await self._store.list_changes(
-                    *key, MetricFilter(max_points=MAX_SHARED), after=run.revision or 0, until=revision
-                )
+                wanted = MetricFilter(max_points=MAX_SHARED)
+                found = await self._store.list_changes(*key, wanted, after=run.revision or 0, until=revision)
             except RunDataDamaged:
                 found, run.failure = None, partial(RunDataDamaged, kind='metrics')
+            except DomainError as error:
+                _log.warning('changes of metrics not read; retrying', reason=error.reason)
+                return
+            finally:
+                self._unfinished.remove(key)
         is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
         run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
         run.revision = revision
@@ -249,14 +250,13 @@ class MetricWatches:
     @contextmanager
     def _watching(self, watcher: _Watcher) -> Iterator[None]:
         """Poll the runs of a watcher during the block."""
-        keys = list(watcher.known)
-        for key in keys:
+        for key in watcher.known:
             self._watched.setdefault(key, _WatchedRun()).watchers.add(watcher.is_changed)
         self._has_watchers.set()
         try:
             yield
         finally:
-            for key in keys:
+            for key in watcher.known:
                 run = self._watched[key]
                 run.watchers.discard(watcher.is_changed)
                 if not run.watchers:

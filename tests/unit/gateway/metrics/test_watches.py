@@ -45,7 +45,7 @@ def store() -> MemoryMetricStore:
 
 @pytest.fixture
 def watches(store: MemoryMetricStore) -> MetricWatches:
-    """Watches of the store; the test calls `poll`."""
+    """Watches of the store; the test polls."""
     runs: Any = ListedRuns(store)
     return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
 
@@ -66,11 +66,17 @@ def steps_of(update: MetricUpdate) -> dict[str, list[int]]:
     return {series.name: list(series.steps) for series in update.series}
 
 
+async def poll(watches: MetricWatches) -> None:
+    """Poll, and wait until all changes have been read."""
+    async with asyncio.TaskGroup() as reads:
+        await watches.poll(reads)
+
+
 async def after_poll(watches: MetricWatches, updates: Watch) -> MetricUpdate:
     """Poll until the watch has a further update, and return the update."""
     pending = asyncio.ensure_future(anext(updates))
     while not pending.done():
-        await watches.poll()
+        await poll(watches)
         await asyncio.sleep(0)
     return await pending
 
@@ -122,11 +128,11 @@ async def test_changes_are_selected(store: MemoryMetricStore, watches: MetricWat
         await save(store, loss=1, rate=5)
         pending = asyncio.ensure_future(anext(updates))
         for _ in range(5):
-            await watches.poll()
+            await poll(watches)
             await asyncio.sleep(0)
         assert not pending.done()
         await save(store, loss=2, rate=6)
-        await watches.poll()
+        await poll(watches)
         assert steps_of(await pending) == {'loss': [2]}
 
 
@@ -135,11 +141,11 @@ async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, wat
     watchers = [watch(watches) for _ in range(20)]
     for updates in watchers:
         await anext(updates)
-    await watches.poll()
+    await poll(watches)
     before = store.changes_count
     for step in range(5):
         await save(store, loss=step)
-        await watches.poll()
+        await poll(watches)
         assert [steps_of(await anext(updates)) for updates in watchers] == [{'loss': [step]}] * 20
     assert store.changes_count == before + 5
     for updates in watchers:
@@ -154,12 +160,12 @@ async def test_slow_watcher_receives_the_newest_points_together(
         await anext(updates)
         for step in range(20):
             await save(store, loss=step)
-            await watches.poll()
+            await poll(watches)
         late = await anext(updates)
         assert (late.is_snapshot, steps_of(late)) == (False, {'loss': list(range(20))})
         for step in range(20, 60):
             await save(store, loss=step)
-            await watches.poll()
+            await poll(watches)
         late = await anext(updates)
         assert (late.is_snapshot, late.series[0].point_count) == (True, 60)
         assert len(late.series[0].steps) <= 30
@@ -170,7 +176,7 @@ async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, wat
     """Watchers read a change with many points from the store, so the gateway keeps few points in memory."""
     async with aclosing(watch(watches, max_points=10_000)) as updates:
         await anext(updates)
-        await watches.poll()
+        await poll(watches)
         points = [Point('loss', step, 1.0) for step in range(MAX_SHARED + 1)]
         await store.save('alice', 'ad-1', points, moment=MOMENT, limits=LIMITS)
         before = store.changes_count
@@ -282,7 +288,7 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     first, other = watch(watches), watch(watches, 'ad-2')
     for updates in (first, other):
         await anext(updates)
-    await watches.poll()
+    await poll(watches)
     for run_id in ('ad-1', 'ad-2'):
         await save(damaged, run_id, loss=1)
     with pytest.raises(RunDataDamaged):
@@ -292,11 +298,12 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
 
 
 class WaitingStore(MemoryMetricStore):
-    """Store whose reads of changes of the run 'ad-1' wait for the test, and then fail."""
+    """Store whose reads of changes of the run 'ad-1' wait for the test, and then fail if the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
         self.continued = asyncio.Event()
+        self.is_failing = True
         self.running = self.most_running = 0
 
     async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
@@ -307,30 +314,36 @@ class WaitingStore(MemoryMetricStore):
             await asyncio.sleep(0)
             if run_id == 'ad-1':
                 await self.continued.wait()
-                raise ServiceUnreachable('database')
+                if self.is_failing:
+                    raise ServiceUnreachable('database')
             return await super().list_changes(tenant_id, run_id, wanted, **revisions)
         finally:
             self.running -= 1
 
 
 async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
-    """Two runs are read at the same time. A read that waits, and then fails, does not delay the changes of others."""
+    """Two runs are read at the same time. While a read waits, and after it failed, polls find changes of all runs."""
     store, run_ids = WaitingStore(), [f'ad-{number}' for number in range(1, 6)]
     store.listed = {('alice', run_id) for run_id in run_ids}
     runs: Any = ListedRuns(store)
-    watches = MetricWatches(store, runs, turns=TenantTurns())
+    watches = MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
     watchers = [watch(watches, run_id) for run_id in run_ids]
     for updates in watchers:
         await anext(updates)
-    await watches.poll()
-    for run_id in run_ids:
-        await save(store, run_id, loss=1)
-    polling = asyncio.create_task(watches.poll())
-    assert [steps_of(await anext(updates)) for updates in watchers[1:]] == [{'loss': [1]}] * 4
-    assert (store.running, store.most_running, polling.done()) == (1, 2, False)
+    await poll(watches)
+    polling = asyncio.create_task(watches.run_forever())
+    for step in (1, 2):
+        for run_id in run_ids:
+            await save(store, run_id, loss=step)
+        assert [steps_of(await anext(updates)) for updates in watchers[1:]] == [{'loss': [step]}] * 4
+        assert (store.running, store.most_running) == (1, 2)
     store.continued.set()
-    with pytest.raises(ServiceUnreachable):
-        await polling
+    await save(store, 'ad-2', loss=3)
+    assert steps_of(await anext(watchers[1])) == {'loss': [3]}
+    store.is_failing = False
+    assert steps_of(await anext(watchers[0])) == {'loss': [1, 2]}
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
     for updates in watchers:
         await updates.aclose()
 
@@ -343,9 +356,9 @@ async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing
     watches = MetricWatches(damaged, runs, turns=TenantTurns())
     stuck = watch(watches)
     await anext(stuck)
-    await watches.poll()
+    await poll(watches)
     await save(damaged, loss=1)
-    await watches.poll()
+    await poll(watches)
     damaged.is_damaged = False
     updates = watch(watches)
     await anext(updates)
