@@ -1,11 +1,13 @@
 """Unit tests of environments whose programs ask for turns over HTTP."""
 
 import asyncio
+import json
+import select
 import signal
 import socket
 import threading
 import tracemalloc
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from fixtures.chat_templates import HERMES
 from fixtures.letter_environments import LetterProgram, RunningPrograms, post
 from fixtures.scripted_sampler import ScriptedSampler
 from fixtures.tiny_model import build_tiny_tokenizer
+from twinkle.blocking import join
 from twinkle.rollout import EndReason, InvalidTurnRequest, MultiTurnRollout, ProgramFailed
 from twinkle.rollout.chat_endpoint import ChatEndpoint
-from twinkle.rollout.program_chat import Outcome
+from twinkle.rollout.program_chat import Outcome, Turn
 from twinkle.rollout.program_env import ProgramHost
 from twinkle.template import Template
 
@@ -214,6 +217,40 @@ def test_connections_far_over_the_limit_are_closed() -> None:
     while 'connections are open' in (answer := post(address, b'{'))['error']['message']:
         pass
     assert 'the body is not JSON' in answer['error']['message']
+    endpoint.close()
+
+
+@pytest.mark.parametrize('begin', ['', 'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 1000\r\n\r\n'])
+def test_request_that_arrives_slowly_closes_its_connection(begin: str) -> None:
+    """A connection is closed at its deadline, although its client sends a byte of the request from time to time."""
+    endpoint = ChatEndpoint(timeout=timedelta(seconds=0.5))
+    (connection,) = connections(endpoint, 1)
+    with connection, suppress(ConnectionError):
+        connection.sendall(begin.encode())
+        for _ in range(200):
+            if select.select([connection], [], [], 0.05)[0]:
+                break
+            connection.sendall(b'a')
+        else:
+            pytest.fail('the connection is still open')
+        assert connection.recv(1) == b''
+    assert 'not an open chat' in post(endpoint.base_url, b'{}')['error']['message']
+    endpoint.close()
+
+
+def test_response_that_is_not_read_closes_its_connection() -> None:
+    """The thread of a connection ends at its deadline, although the client does not read the response."""
+    endpoint = ChatEndpoint(timeout=timedelta(seconds=0.5))
+    chat, others = endpoint.open_chat(), set(threading.enumerate())
+    (connection,) = connections(endpoint, 1)
+    body = json.dumps({'messages': CHAT['messages']})
+    path = f'{urlsplit(chat.base_url).path}/chat/completions'
+    connection.sendall(f'POST {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}'.encode())
+    chat.next_event(timedelta(seconds=60))
+    (thread,) = set(threading.enumerate()) - others
+    chat.reply(Turn(content='a' * (32 << 20)))
+    join(thread)
+    connection.close()
     endpoint.close()
 
 

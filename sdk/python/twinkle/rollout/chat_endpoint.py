@@ -1,9 +1,13 @@
 """A local HTTP endpoint with OpenAI's chat completions, at which the programs of environments ask for turns."""
 
 import json
+import socket
 import threading
+import time
 import uuid
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedReader, RawIOBase
 from typing import Any, cast
 
 from twinkle.rollout.errors import InvalidTurnRequest
@@ -16,8 +20,7 @@ _MAX_BODY_BYTES, _PIECE_BYTES = 64 << 20, 64 << 10
 _CONNECTIONS_PER_CHAT = 2
 _REFUSED_CONNECTIONS = 16
 """Number of connections over the limit that receive an error response; further ones are closed immediately."""
-_IDLE_SECONDS = 60
-"""Time after which a connection without a request, or with an incomplete one, is closed."""
+_TIMEOUT = timedelta(minutes=1)
 _REFUSED = {
     'message': 'the chat has no turn left: this is its maximum context length',
     'type': 'invalid_request_error',
@@ -32,14 +35,15 @@ class ChatEndpoint:
 
     Each connection takes a thread. The limit of connections is `spare_connections`, and two for each chat of the
     largest number of chats that were open at the same time. A request over a further connection receives the status
-    503 with a time to retry.
+    503 with a time to retry. A connection is closed if no request begins within `timeout`, or if a request that has
+    begun, or its response, is not transferred within `timeout`.
 
     Concurrency: safe from any thread.
     """
 
-    def __init__(self, *, spare_connections: int = 256) -> None:
+    def __init__(self, *, spare_connections: int = 256, timeout: timedelta = _TIMEOUT) -> None:
         self._chats: dict[str, ProgramChat] = {}
-        self._server = _Server(self._chats, spare_connections)
+        self._server = _Server(self._chats, spare_connections, timeout)
         self._thread = threading.Thread(target=self._server.serve_forever, name='chat-endpoint', daemon=True)
         self._thread.start()
 
@@ -83,8 +87,9 @@ class _Server(ThreadingHTTPServer):
     # The threads of connections that clients keep open end with the process.
     block_on_close = False
 
-    def __init__(self, chats: dict[str, ProgramChat], spare_connections: int) -> None:
+    def __init__(self, chats: dict[str, ProgramChat], spare_connections: int, timeout: timedelta) -> None:
         self.chats = chats
+        self.transfer_seconds = timeout.total_seconds()
         self.refused: set[Any] = set()
         """Sockets of connections over the limit."""
         self._spare_connections = spare_connections
@@ -116,9 +121,55 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
+class _TimedReader(RawIOBase):
+    """Reads from a socket until a deadline. The timeout of a socket is the limit of a single read only."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Move the deadline."""
+        self._deadline = time.monotonic() + self._seconds
+
+    def readable(self) -> bool:
+        """Return True, as buffered readers require."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes, and return their number; 0 at the end of the connection."""
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError('the request is incomplete')
+        self._connection.settimeout(remaining)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            # `sendall` applies the timeout to the complete response.
+            self._connection.settimeout(self._seconds)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
-    timeout = _IDLE_SECONDS
+
+    def setup(self) -> None:
+        """Open the connection for reading and writing."""
+        assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
+        super().setup()
+        self.rfile.close()
+        self._reader = _TimedReader(self.connection, self.server.transfer_seconds)
+        self.rfile = BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """Wait for a request and answer it; the library closes the connection after a TimeoutError."""
+        self._reader.restart()
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the headers of a request that has begun."""
+        self._reader.restart()
+        return super().parse_request()
 
     def do_POST(self) -> None:
         """Answer a request for a turn."""
