@@ -1,7 +1,8 @@
 """The programs `twinkle-gateway`, `twinkle-model`, `twinkle-sampler`, `twinkle-data` and `twinkle-checkpoint`."""
 
 import importlib
-import sys
+
+from twinkle.installation import install_command
 
 
 def gateway() -> None:
@@ -31,13 +32,6 @@ def _run(service: str) -> None:
     except ModuleNotFoundError as error:
         if (error.name or '').startswith('twinkle'):
             raise
-        raise SystemExit(missing_package(service, error.name or '')) from error
+        message = f'twinkle-{service}: the package {error.name} is missing: {install_command(service)}'
+        raise SystemExit(message) from error
     main()
-
-
-def missing_package(service: str, package: str, version: tuple[int, int] = sys.version_info[:2]) -> str:
-    """Return the message of a program whose package is not installed, for a version of Python."""
-    message = f"twinkle-{service}: the package {package} is missing: pip install 'twinkle-grpc[{service}]'"
-    if service in ('model', 'sampler') and version > (3, 13):
-        return f'{message} (tested with Python 3.11 to 3.13; this is {version[0]}.{version[1]})'
-    return message
