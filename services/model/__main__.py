@@ -3,7 +3,8 @@
 import importlib
 import os
 
-from twinkle.infra import collections_paused, is_first_rank
+from twinkle.infra import is_first_rank
+from twinkle.infra.garbage import collections_paused
 from twinkle.plugin import keep_plugins_out
 from twinkle_services.kit.config import keep_files_private, load_config
 from twinkle_services.kit.errors import BaseModelNotFound

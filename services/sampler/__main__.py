@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from twinkle.hub import HubError, resolve_model, weight_bytes
-from twinkle.infra import collections_paused
+from twinkle.infra.garbage import collections_paused
 from twinkle.plugin import keep_plugins_out
 from twinkle_services.kit.config import keep_files_private, load_config
 from twinkle_services.kit.ids import new_id

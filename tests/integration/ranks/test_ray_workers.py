@@ -1,6 +1,9 @@
 """Components in Ray workers behave as in the program's own process."""
 
+import gc
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from fixtures import ray_program
 from fixtures.tiny_model import build_tiny_model
 from fixtures.torchrun import run_ranks
+from twinkle.infra.runtime import runtime, use_runtime
+from twinkle.infra.workers.worker import Worker, WorkerSettings
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -76,3 +81,23 @@ def test_placement_report_lists_the_workers(found: dict[str, Any]) -> None:
     assert 'model: 2 workers on cpu' in found['placement']
     assert found['placement'].count(' process ') == 3, 'there are not three processes: two workers and the program'
     assert 'lost' in found['placement'].partition('other: 2 workers')[2]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    """A worker in this process."""
+    before = runtime()
+    yield Worker(WorkerSettings(folder=str(tmp_path / 'absent'), seed=1))
+    use_runtime(before)
+    gc.unfreeze()
+
+
+def test_worker_collects_garbage_except_while_it_creates_its_first_component(worker: Worker) -> None:
+    """A worker without a component collects garbage; a pause ends when the first component has been created."""
+    assert gc.isenabled()
+    worker.pause_collections()
+    assert not gc.isenabled()
+    worker.create(1, dict, ((), {}), {})
+    assert gc.isenabled()
+    worker.pause_collections()
+    assert gc.isenabled()

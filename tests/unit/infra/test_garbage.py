@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from twinkle.infra import collections_paused
+from twinkle.infra.garbage import collections_paused
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,15 @@ def test_collections_are_paused_and_leave_out_the_objects_of_the_block() -> None
         assert _is_tracked_by_collections(created)
     assert gc.isenabled()
     assert not _is_tracked_by_collections(created)
+
+
+def test_a_disabled_collector_stays_disabled() -> None:
+    """The end of a pause leaves the collector off if it was off before, such as in a block within another one."""
+    with collections_paused():
+        with collections_paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_an_error_ends_the_pause() -> None:

@@ -6,7 +6,6 @@ Programs run in one process, in several processes that torchrun starts, or in on
 from twinkle.infra.device_group import DeviceGroup
 from twinkle.infra.device_mesh import DeviceMesh
 from twinkle.infra.errors import NotSupportedYet
-from twinkle.infra.garbage import collections_paused
 from twinkle.infra.launcher import is_first_rank, process_count, program_mesh
 from twinkle.infra.logs import get_logger
 from twinkle.infra.placement_report import get_device_placement
@@ -19,7 +18,6 @@ __all__ = [
     'DeviceMesh',
     'NotSupportedYet',
     'Runtime',
-    'collections_paused',
     'get_device_placement',
     'get_logger',
     'initialize',

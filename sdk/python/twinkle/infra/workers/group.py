@@ -74,6 +74,8 @@ class WorkerGroup:
         none: dict[str, str] = {}
         environments = self._environments() if is_joined and self.size > 1 else [none] * count
         shared = ray.put((tuple(args), dict(options)))
+        for worker in self._workers[:count]:
+            cast('Any', worker).pause_collections.remote()
         self._wait(
             [
                 cast('Any', worker).create.remote(number, cls, shared, environment)

@@ -47,9 +47,7 @@ class Worker:
         self._iterators: dict[int, Iterator[Any]] = {}
         self._numbers = itertools.count()
         use_runtime(Runtime(mode='ray', seed=settings.seed))
-        # Ray imports the class of the first component, and thereby torch, before it calls `create`.
         self._imports = ExitStack()
-        self._imports.enter_context(collections_paused())
 
     def place(self) -> str:
         """Return the process and machine of this worker, for reports."""
@@ -60,6 +58,15 @@ class Worker:
         with socket.socket() as listener:
             listener.bind(('', 0))
             return cast('Any', ray.util).get_node_ip_address(), listener.getsockname()[1]
+
+    def pause_collections(self) -> None:
+        """Pause garbage collection until the first component is created.
+
+        Call this method before `create`, because Ray imports the class of the component, and thereby torch, before it
+        calls `create`.
+        """
+        if not self._components:
+            self._imports.enter_context(collections_paused())
 
     def create(self, number: int, cls: type, call: Call, environment: Mapping[str, str]) -> None:
         """Create a component.
