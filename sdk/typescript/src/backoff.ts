@@ -8,6 +8,8 @@ const LAST_DELAY_MS = 5_000;
  * may only have tried to connect.
  */
 const WORK_MS = 10_000;
+/** Reason of the error for a call that waits for work in progress, which may take longer than an outage is tolerated. */
+const PROGRESS = 'POSITION_NOT_REACHED';
 
 /** Time, which tests replace. */
 export interface Clock {
@@ -68,8 +70,9 @@ export class Backoff {
   async waitOrThrow(error: TwinkleError, signal?: AbortSignal): Promise<void> {
     const { clock, retryTimeoutMs, onRetry } = this.#settings;
     const now = clock.now();
-    // The server was available during a long attempt, so the failure of that attempt begins a new outage.
-    if (this.#end === undefined || now - this.#resumed > Math.max(retryTimeoutMs / 2, WORK_MS)) {
+    // The server was available during a long attempt or works for this call, so the failure begins a new outage.
+    const isWorking = error.reason === PROGRESS || now - this.#resumed > Math.max(retryTimeoutMs / 2, WORK_MS);
+    if (this.#end === undefined || isWorking) {
       this.#end = now + retryTimeoutMs;
       this.#delay = FIRST_DELAY_MS;
     }

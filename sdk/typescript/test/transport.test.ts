@@ -56,6 +56,22 @@ test('retries end after the retry time with the last error', async () => {
   expect(clock.time).toBeLessThan(25_000);
 });
 
+test('a call that waits for work in progress is repeated without a limit', async () => {
+  let count = 0;
+  const { transport, clock } = setting(CatalogueService, {
+    getRun: () => {
+      count += 1;
+      clock.time += 8_000;
+      if (count < 10) {
+        throw refusal(Code.Unavailable, 'reading', { reason: 'POSITION_NOT_REACHED', retrySeconds: 0n });
+      }
+      return {};
+    },
+  });
+  await createClient(CatalogueService, transport).getRun({});
+  expect(clock.pauses).toEqual(Array(9).fill(500));
+});
+
 test.each([
   [Code.NotFound, undefined, NotFoundError],
   [Code.Unavailable, 'FAILED', RetryableError],
