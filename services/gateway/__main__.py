@@ -19,7 +19,6 @@ from twinkle_services.gateway.fleet.open import fleet_jobs, open_fleet, open_rep
 from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from twinkle_services.gateway.forwarding.merged import MergedServerInfoServicer
 from twinkle_services.gateway.forwarding.open import make_endpoints, open_forwarding, record_endpoints, trace_endpoint
-from twinkle_services.gateway.futures.capacity import LimitedTrainer
 from twinkle_services.gateway.futures.futures import Futures
 from twinkle_services.gateway.futures.grpc import GrpcTrainer
 from twinkle_services.gateway.futures.open import FutureService, open_futures, open_handles
@@ -166,10 +165,10 @@ def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quot
     return GrpcCheckpoints(channel, internal_token=config.internal_token, check_storage=check_storage)
 
 
-def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> LimitedTrainer | None:
+def _trainer(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> GrpcTrainer | None:
     if upstreams.calls is None:
         return None
-    return LimitedTrainer(GrpcTrainer(upstreams.calls, internal_token=config.internal_token), quotas.training)
+    return GrpcTrainer(upstreams.calls, quotas.training, internal_token=config.internal_token)
 
 
 @asynccontextmanager

@@ -1,12 +1,10 @@
-"""Limits of futures: their number and size, and the quotas of sampling and training."""
+"""Limits of futures: their number and size, and the quotas of sampling."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from twinkle_services.gateway.futures.ports import Trainer
 from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
-from twinkle_services.gateway.quotas.enforcement import SamplingGate, TrainingLimits
-from twinkle_services.gateway.quotas.grpc import admitted_operation, refused_creation
+from twinkle_services.gateway.quotas.enforcement import SamplingGate
 from twinkle_services.gateway.quotas.rules import Work
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
@@ -127,31 +125,3 @@ class SampleTally:
         # The finish times are not compared: they differ if an earlier attempt succeeded and its response was lost.
         if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
             self._meter.count(future.tenant_id, *work)
-
-
-class LimitedTrainer:
-    """A `Trainer` that applies quotas: operations wait for the token rate, and creations and saves may be refused."""
-
-    def __init__(self, trainer: Trainer, limits: TrainingLimits) -> None:
-        self._trainer = trainer
-        self._limits = limits
-
-    async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
-        """Create an adapter, unless it would be new and the tenant's limit is reached (QUOTA_EXCEEDED)."""
-        async with self._limits.creating(tenant_id) as limit:
-            request = request if limit is None else refused_creation(request, limit)
-            return await self._trainer.create_adapter(tenant_id, request, request_id=request_id)
-
-    async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
-        return await self._trainer.delete_adapter(tenant_id, request)
-
-    async def last_number(self, tenant_id: str, adapter_id: str) -> int:
-        return await self._trainer.last_number(tenant_id, adapter_id)
-
-    async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
-        """Run an operation once the tenant is within its token rate; refuse saves above the storage limit."""
-        request = await admitted_operation(self._limits, tenant_id, request, patience_seconds=None)
-        return await self._trainer.execute(tenant_id, request, number=number)
-
-    async def cancel(self, tenant_id: str, adapter_id: str, *, number: int) -> None:
-        await self._trainer.cancel(tenant_id, adapter_id, number=number)

@@ -10,6 +10,8 @@ from twinkle.api.model.v1 import adapter_service_pb2 as adapters
 from twinkle.api.model.v1 import operation_pb2
 from twinkle.api.model.v1 import training_service_pb2 as training
 from twinkle_services.gateway.fleet.upstreams import ModelChannels
+from twinkle_services.gateway.quotas.enforcement import TrainingLimits
+from twinkle_services.gateway.quotas.grpc import admitted_operation
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import ServiceUnreachable
 from twinkle_services.kit.rpc.channel import forwarded_metadata
@@ -30,21 +32,29 @@ continues."""
 
 
 class GrpcTrainer:
-    """Implements `ports.Trainer`."""
+    """Implements `ports.Trainer` within quotas.
 
-    def __init__(self, models: ModelChannels, *, internal_token: str) -> None:
+    Operations wait for the tenant's token rate. The model service refuses creations above the limit of adapters, and
+    saves above the limit of storage (QUOTA_EXCEEDED), unless they repeat an earlier request.
+    """
+
+    def __init__(self, models: ModelChannels, limits: TrainingLimits, *, internal_token: str) -> None:
         self._models = models
+        self._limits = limits
         self._internal_token = internal_token
 
     async def create_adapter(self, tenant_id: str, request: bytes, *, request_id: str) -> bytes:
         message = adapters.CreateAdapterRequest.FromString(request)
         message.request_id = message.request_id or request_id
-        raw = message.SerializeToString(deterministic=True)
-        channel = await self._models.of_new_adapter(
-            tenant_id, message.base_model, message.adapter_id, request_id=message.request_id
-        )
-        method = f'{_ADAPTERS}/CreateAdapter'
-        return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
+        async with self._limits.creating(tenant_id) as limit:
+            if limit is not None:
+                message.adapters_limit = limit
+            raw = message.SerializeToString(deterministic=True)
+            channel = await self._models.of_new_adapter(
+                tenant_id, message.base_model, message.adapter_id, request_id=message.request_id
+            )
+            method = f'{_ADAPTERS}/CreateAdapter'
+            return await self._call(channel, method, raw, tenant_id=tenant_id, seconds=_QUEUED_CALL_SECONDS)
 
     async def delete_adapter(self, tenant_id: str, request: bytes) -> bytes:
         channel = await self._models.of_adapter(tenant_id, peek_text(request, _DELETED))
@@ -58,6 +68,7 @@ class GrpcTrainer:
         return adapters.GetAdapterResponse.FromString(raw).adapter.sequence_number
 
     async def execute(self, tenant_id: str, request: bytes, *, number: int) -> bytes:
+        request = await admitted_operation(self._limits, tenant_id, request, patience_seconds=None)
         channel = await self._models.of_adapter(tenant_id, peek_text(request, *_TRAINED))
         # The concatenation of two serialized messages is their merge, so a large batch is not parsed here.
         addition = training.ExecuteRequest(

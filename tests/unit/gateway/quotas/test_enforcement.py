@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.record_trainer import RecordTrainer
 from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
-from twinkle_services.gateway.futures.capacity import FutureCapacity, LimitedTrainer
+from twinkle_services.gateway.fleet.upstreams import ModelChannels
+from twinkle_services.gateway.futures.capacity import FutureCapacity
+from twinkle_services.gateway.futures.grpc import GrpcTrainer
 from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, SamplingGate, TokenRates, TrainingLimits
 from twinkle_services.gateway.quotas.grpc import refused_creation
@@ -71,6 +72,29 @@ class FakeCensus:
         self.call_count += 1
         await asyncio.sleep(0)
         return set(self.existing)
+
+
+class RecordChannel:
+    """Fake channel to a model service that records serialized requests and returns empty responses."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+
+    def trainer(self, harness: Harness) -> GrpcTrainer:
+        """Return a trainer that calls this channel within the limits of a harness."""
+        channels: Any = {'model': self}
+        return GrpcTrainer(ModelChannels(None, channels), harness.training, internal_token='')
+
+    def unary_unary(self, method: str) -> Any:
+        """Return the stub of any method."""
+        del method
+
+        async def call(request: bytes, **options: Any) -> bytes:
+            del options
+            self.requests.append(request)
+            return b''
+
+        return call
 
 
 def saving(name: str, *, limit: int | None = None) -> bytes:
@@ -241,12 +265,12 @@ async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
 
 async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
     """A creation at the adapter limit still reaches the model service, marked with the limit."""
-    harness, trainer = Harness(max_adapters=1), RecordTrainer()
-    limited = LimitedTrainer(trainer, harness.training)
-    await limited.create_adapter('alice', creation('one'), request_id='f1')
+    harness, channel = Harness(max_adapters=1), RecordChannel()
+    trainer = channel.trainer(harness)
+    await trainer.create_adapter('alice', creation('one'), request_id='f1')
     harness.census.existing.add('ad-1')
-    await limited.create_adapter('alice', creation('two'), request_id='f2')
-    assert trainer.created == {'f1': creation('one'), 'f2': creation('two', limit=1)}
+    await trainer.create_adapter('alice', creation(''), request_id='f2')
+    assert channel.requests == [creation('one'), creation('f2', limit=1)]
 
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
@@ -266,21 +290,24 @@ def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> No
 
 async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     """An operation of a tenant in debt waits, and a save at the storage limit is marked with the limit."""
-    harness, trainer = Harness(tokens_per_second=10, stored_bytes=100), RecordTrainer()
-    limited = LimitedTrainer(trainer, harness.training)
-    step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(sequence_number=4)).SerializeToString()
+    harness, channel = Harness(tokens_per_second=10, stored_bytes=100), RecordChannel()
+    trainer = channel.trainer(harness)
+    step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(adapter_id='ad-1'))
     harness.rates.charge('alice', 1100)
-    await limited.execute('alice', saving('1'), number=1)
+    await trainer.execute('alice', saving('1'), number=1)
     assert harness.waited == pytest.approx(100.0, abs=1.0)
     harness.usage.stored = {'alice': {'run': 99}}
-    await limited.execute('alice', saving('2'), number=2)
+    await trainer.execute('alice', saving('2'), number=2)
     harness.usage.stored = {'alice': {'run': 99, 'other': 1}}
-    await limited.execute('alice', saving('3'), number=3)
-    marked = trainer.applied[-1]
-    assert training_service_pb2.ExecuteRequest.FromString(marked).operation.save.stored_bytes_limit == 100
-    await limited.execute('alice', step, number=4)
-    await limited.execute('bob', saving('5'), number=5)
-    assert trainer.applied == [saving('1'), saving('2'), marked, step, saving('5')]
+    await trainer.execute('alice', saving('3'), number=3)
+    await trainer.execute('alice', step.SerializeToString(), number=4)
+    await trainer.execute('bob', saving('5'), number=5)
+    sent = [training_service_pb2.ExecuteRequest.FromString(request).operation for request in channel.requests]
+    assert [operation.sequence_number for operation in sent] == [1, 2, 3, 4, 5]
+    assert [operation.save.name for operation in sent] == ['1', '2', '3', '', '5']
+    limits = [item.save.stored_bytes_limit for item in sent if item.save.HasField('stored_bytes_limit')]
+    assert limits == [100]
+    assert sent[2].save.stored_bytes_limit == 100
 
 
 async def test_storage_limit_of_zero_refuses_all_storage() -> None:
