@@ -9,6 +9,7 @@ from typing import cast
 from twinkle_services.gateway.fleet.rules import Replica
 from twinkle_services.gateway.sampling.dispatch import Dispatch
 from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.messages import aborted_results
 from twinkle_services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
 from twinkle_services.gateway.sampling.slots import Slot
 from twinkle_services.gateway.sampling.streams import RunningRequest
@@ -111,7 +112,7 @@ class BatchCompletion:
         """Distribute a part over the replicas. If the request was aborted, finish the part without a replica."""
         shares = await self._running.unless_aborted(self._division.divide(part, attempt))
         if shares is None:
-            for result in self._division.samplers.aborted_prompts(part):
+            for result in aborted_results(part):
                 await self._results.put(result)
             return
         for replica, share in shares:

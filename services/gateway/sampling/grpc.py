@@ -17,8 +17,6 @@ from twinkle_services.gateway.fleet.grpc import ReplicaChannels
 from twinkle_services.gateway.fleet.rules import ReplicaLoad, ResidentAdapter
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.sampling.messages import (
-    aborted_end,
-    aborted_results,
     adapter_of,
     batch_message,
     chunk_from_bytes,
@@ -132,18 +130,6 @@ class SamplerClient:
     async def load(self, address: str, *, deadline: float | None) -> ReplicaLoad:
         raw = await self.call(address, 'GetLoad', b'', deadline=deadline)
         return load_from_proto(wire.GetLoadResponse.FromString(raw).load)
-
-    def aborted(self, progress: Progress) -> list[SampleChunk]:
-        """Return the final chunks of the open sequences of a request that was aborted while no replica ran it."""
-        return [
-            chunk_from_bytes(aborted_end(index, sequence, version=progress.version or 0))
-            for index, sequence in enumerate(progress.sequences)
-            if not sequence.is_finished
-        ]
-
-    def aborted_prompts(self, part: BatchPart) -> list[PromptResult]:
-        """Return the results of a part of a SampleBatch that was aborted before a replica received it."""
-        return list(aborted_results(part))
 
     async def _stream(
         self, address: str, method: str, message: bytes, *, deadline: float | None, is_internal: bool = False

@@ -14,7 +14,6 @@ from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_services.gateway.sampling.rules import (
     BatchPart,
     ChunkKind,
-    DeliveredSequence,
     Progress,
     PromptResult,
     SampleChunk,
@@ -149,14 +148,21 @@ def renumbered_error(error: DomainError, part: BatchPart) -> DomainError:
     )
 
 
-def aborted_end(index: int, sequence: DeliveredSequence, *, version: int) -> bytes:
-    """Return the final message of a sequence that was aborted while no replica ran it."""
-    count = len(sequence.token_data) // 4
-    spans = [sampling_pb2.VersionSpan(version=version, begin_token=0, end_token=count)] if count else []
-    finished = sampling_pb2.SequenceFinished(
-        sequence_index=index, stop_reason=sampling_pb2.STOP_REASON_ABORT, sequence_id=new_id('sq'), version_spans=spans
-    )
-    return wire.SampleResponse(finished=finished).SerializeToString()
+def aborted_chunks(progress: Progress) -> Iterator[SampleChunk]:
+    """Yield the final chunks of the open sequences of a request that was aborted while no replica ran it."""
+    for index, sequence in enumerate(progress.sequences):
+        if sequence.is_finished:
+            continue
+        count, version = len(sequence.token_data) // 4, progress.version or 0
+        spans = [sampling_pb2.VersionSpan(version=version, begin_token=0, end_token=count)] if count else []
+        finished = sampling_pb2.SequenceFinished(
+            sequence_index=index,
+            stop_reason=sampling_pb2.STOP_REASON_ABORT,
+            sequence_id=new_id('sq'),
+            version_spans=spans,
+        )
+        message = wire.SampleResponse(finished=finished).SerializeToString()
+        yield SampleChunk(message, ChunkKind.FINISHED, index)
 
 
 def aborted_results(part: BatchPart) -> Iterator[PromptResult]:

@@ -10,6 +10,7 @@ from twinkle_services.gateway.errors import SamplingIdTaken
 from twinkle_services.gateway.fleet.rules import Replica
 from twinkle_services.gateway.sampling.dispatch import Dispatch
 from twinkle_services.gateway.sampling.grpc import SamplerClient
+from twinkle_services.gateway.sampling.messages import aborted_chunks
 from twinkle_services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
 from twinkle_services.gateway.sampling.suspects import Attempt
 from twinkle_services.kit.errors import Code, DomainError, ServiceUnreachable
@@ -108,22 +109,15 @@ class SampleStream:
             DomainError: the sampler's error.
         """
         while not self._progress.is_complete:
-            async with aclosing(self._next_part()) as chunks:
+            replica = await self._running.unless_aborted(self._dispatch.find(self._attempt))
+            if replica is None:
+                for chunk in aborted_chunks(self._progress):
+                    yield chunk
+                return
+            async with aclosing(self._chunks_of(replica)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-
-    async def _next_part(self) -> AsyncGenerator[SampleChunk, None]:
-        """Yield the chunks of the next replica, or the final chunks of an aborted request."""
-        replica = await self._running.unless_aborted(self._dispatch.find(self._attempt))
-        if replica is None:
-            for chunk in self._samplers.aborted(self._progress):
-                self._progress.record(chunk)
-                yield chunk
-            return
-        async with aclosing(self._chunks_of(replica)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        self._request = replace(self._request, request_id=new_id('rq'), is_renamed=True)
+            self._request = replace(self._request, request_id=new_id('rq'), is_renamed=True)
 
     async def _chunks_of(self, replica: Replica) -> AsyncGenerator[SampleChunk, None]:
         """Yield the chunks of one replica; return early if another replica may continue or the request is aborted."""
