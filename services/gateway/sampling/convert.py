@@ -39,7 +39,11 @@ def sample_request_from_bytes(raw: bytes) -> SampleRequest:
         InvalidField: the request id or the delivered part of a continued request is invalid, or the request cannot be
             continued.
     """
-    message = wire.SampleRequest.FromString(raw)
+    return sample_request_from_proto(wire.SampleRequest.FromString(raw), raw)
+
+
+def sample_request_from_proto(message: wire.SampleRequest, raw: bytes) -> SampleRequest:
+    """Return the request in a message that serializes to `raw`; raise the errors of `sample_request_from_bytes`."""
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
@@ -96,7 +100,11 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
     Raises:
         InvalidField: the batch has no prompts, or its request id is invalid.
     """
-    message = wire.SampleBatchRequest.FromString(raw)
+    return batch_request_from_proto(wire.SampleBatchRequest.FromString(raw), raw)
+
+
+def batch_request_from_proto(message: wire.SampleBatchRequest, raw: bytes) -> BatchRequest:
+    """Return the request in a message that serializes to `raw`; raise the errors of `batch_request_from_bytes`."""
     if not message.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
@@ -115,13 +123,13 @@ def batch_request_from_bytes(raw: bytes) -> BatchRequest:
 
 def batch_request_for_weights(raw: bytes, *, base_model: str, adapter: AdapterRequest | None) -> BatchRequest:
     """Return the request in a serialized SampleBatchRequest. Set the given weights unless `base_model` is empty."""
-    if not base_model:
-        return batch_request_from_bytes(raw)
     message = wire.SampleBatchRequest.FromString(raw)
-    message.base_model = base_model
-    if adapter is not None:
-        message.adapter.CopyFrom(_adapter_to_proto(adapter))
-    return batch_request_from_bytes(message.SerializeToString())
+    if base_model:
+        message.base_model = base_model
+        if adapter is not None:
+            message.adapter.CopyFrom(_adapter_to_proto(adapter))
+        raw = message.SerializeToString()
+    return batch_request_from_proto(message, raw)
 
 
 def score_request_from_bytes(raw: bytes) -> BatchRequest:
