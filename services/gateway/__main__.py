@@ -38,7 +38,8 @@ from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutSt
 from twinkle_services.gateway.sampling.grpc import GrpcWeightFacts
 from twinkle_services.gateway.sampling.sampling import open_sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
-from twinkle_services.gateway.sessions.open import open_sessions, session_job
+from twinkle_services.gateway.sessions.sessions import open_sessions
+from twinkle_services.gateway.sessions.sweep import session_job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.store.migrations import SchemaNotSupported
 from twinkle_services.gateway.tinker.open import open_tinker, open_tinker_catalogue

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.keys.tenants import Projects
 from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
 from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import RequestIdReused
@@ -103,3 +106,9 @@ class Sessions:
         if session is None:
             raise SessionNotFound(session_id)
         return session
+
+
+def open_sessions(config: GatewayConfig, database: Database, projects: Projects, *, clock: Clock) -> Sessions:
+    """Return the operations on the sessions in `database`."""
+    store, interval = SqlSessionStore(database), config.heartbeat_interval
+    return Sessions(store, projects, lifetime=config.session_lifetime, heartbeat_interval=interval, clock=clock)

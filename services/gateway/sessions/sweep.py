@@ -1,16 +1,20 @@
 """Marks sessions without heartbeats as expired, and settles ended sessions so that no training is lost."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Never
+from typing import Any, Never
 
+import grpc
 import structlog
 
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.paging import Cursor
 from twinkle_services.gateway.sessions.grpc import GrpcAdapters
 from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.rules import Session, SessionState
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError
@@ -181,3 +185,20 @@ class SessionSweep:
                     worker.result()
         except DomainError as error:
             _log.warning('session sweep failed', reason=error.reason)
+
+
+def session_job(
+    config: GatewayConfig,
+    database: Database,
+    models: Mapping[str, grpc.aio.Channel],
+    *,
+    drop_work: SessionCall,
+    unpin: SessionCall,
+    clock: Clock,
+) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """Return the background job that expires and settles sessions."""
+    store = SqlSessionStore(database)
+    adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
+    settler = SessionSettler(store, adapters, drop_work=drop_work, unpin=unpin)
+    sweep = SessionSweep(store, settler, lifetime=config.session_lifetime, clock=clock)
+    return lambda: sweep.run(interval=config.heartbeat_interval)
