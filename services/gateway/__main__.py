@@ -1,14 +1,13 @@
 """Assembles a gateway and runs it: `python -m twinkle_services.gateway --config FILE`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import Purge
+from twinkle_services.gateway.catalogue.follow import Job, Purge
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from twinkle_services.gateway.catalogue.sql import SqlEndedRows
@@ -54,7 +53,6 @@ from twinkle_services.kit.telemetry.event_loop import run_service
 
 _ENDED = (SqlEndedRows, SqlHandleStore, SqlEndedUsage, SqlEndedMetrics, SqlEndedRollouts)
 """Stores from which old rows are removed, in this order."""
-Job = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Wires the catalogue to a database, and creates the background job that follows the checkpoint service."""
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
 from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
-from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
@@ -31,9 +29,7 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
     return Catalogue(Runs(SqlRunStore(database)), checkpoints, client)
 
 
-def checkpoint_jobs(
-    database: Database, channel: grpc.aio.Channel | None, *, clock: Clock
-) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
+def checkpoint_jobs(database: Database, channel: grpc.aio.Channel | None, *, clock: Clock) -> list[Job]:
     """Return a list with the job that copies checkpoints to the catalogue, or an empty list without a `channel`."""
     if channel is None:
         return []

@@ -1,16 +1,15 @@
 """Wires the services behind a gateway: the channels to them, the fleet of samplers, and the background jobs."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from functools import partial
-from typing import Any, Never
+from typing import Never
 
 import grpc
 import structlog
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
 from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from twinkle_services.gateway.config import GatewayConfig
@@ -32,8 +31,6 @@ from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.channel import open_channel, open_forwarding_channel
 from twinkle_services.kit.telemetry import measures
 
-Job = Callable[[], Coroutine[Any, Any, Any]]
-"""Returns the coroutine of a background task, which runs until it is cancelled."""
 _SHORTEST_REFRESH_SECONDS = 0.1
 
 _log = structlog.get_logger('fleet')

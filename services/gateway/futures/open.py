@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from twinkle_services.gateway.catalogue.follow import Job
 from twinkle_services.gateway.config import FuturesConfig, GatewayConfig
-from twinkle_services.gateway.fleet.open import Job
 from twinkle_services.gateway.futures.capacity import FutureCapacity, SampleTally
 from twinkle_services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
 from twinkle_services.gateway.futures.futures import Futures

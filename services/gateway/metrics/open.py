@@ -1,13 +1,12 @@
 """Wires metrics to a database, and creates the background jobs that store what the model services report."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns
 from twinkle_services.gateway.metrics.collector import MetricCollector
@@ -18,8 +17,6 @@ from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.gateway.metrics.watches import MetricWatches
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
-
-Job = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Wires quotas and usage, and creates their background jobs."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import Any
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
 from twinkle_services.gateway.keys.sql import SqlTenantStore
@@ -20,8 +19,6 @@ from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sessions.grpc import GrpcAdapters
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
-
-Job = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @asynccontextmanager
