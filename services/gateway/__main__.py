@@ -25,7 +25,7 @@ from twinkle_services.gateway.http.server import HttpServer, open_http
 from twinkle_services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from twinkle_services.gateway.keys.open import Accounts, open_keys
 from twinkle_services.gateway.keys.pepper import PepperUnusable
-from twinkle_services.gateway.metrics.open import open_metrics
+from twinkle_services.gateway.metrics.metrics import open_metrics
 from twinkle_services.gateway.metrics.sql import SqlEndedMetrics
 from twinkle_services.gateway.openai.models import FleetSamplers
 from twinkle_services.gateway.openai.routes import open_openai
@@ -67,16 +67,6 @@ class Gateway:
     """Server of the HTTP APIs; None if they are disabled."""
 
 
-@dataclass(frozen=True)
-class RunRecords:
-    """Endpoints for the metrics and rollouts of runs, and the jobs that collect and poll metrics."""
-
-    endpoints: Sequence[Endpoint]
-    jobs: Sequence[Job]
-    begin_stop: Callable[[], None]
-    """Ends the watches of metrics."""
-
-
 @asynccontextmanager
 async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gateway]:
     """Open the features of a gateway in the order of their dependencies, and close them at the end of the block."""
@@ -95,12 +85,13 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         futures, future_jobs = await stack.enter_async_context(opening)
         handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
-        records = await stack.enter_async_context(_records(config, database, catalogue, upstreams, quotas, clock=clock))
+        records = _records(config, database, catalogue, upstreams, quotas, clock=clock)
+        record_servers, record_jobs, end_watches = await stack.enter_async_context(records)
         endpoints = make_endpoints(accounts, sessions, catalogue, quotas, exports=exports, replicas=replicas)
         handlers = open_forwarding(config, upstreams, quotas.training, sampling=sampling)
-        endpoints, facts = [*endpoints, *records.endpoints], upstreams.all_facts(samplers)
+        endpoints, facts = [*endpoints, *record_servers], upstreams.all_facts(samplers)
         server = _server(config, accounts, endpoints, handlers=handlers, facts=facts)
-        server.on_drain(fleet.close, futures.begin_stop, records.begin_stop)
+        server.on_drain(fleet.close, futures.begin_stop, end_watches)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
             *open_openai(config, chat, catalogue.runs, weights, clock=clock),
@@ -109,7 +100,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),
         ]
         http = open_http(config, authenticator=KeyAuthenticator(accounts.verifier), routes=routes)
-        own_jobs = [*records.jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
+        own_jobs = [*record_jobs, *future_jobs, export_runner.run, _purge(database, clock=clock).run]
         drop_work, unpin = futures.drop_session, handles.unpin_session
         jobs = [
             session_job(config, database, upstreams.models, drop_work=drop_work, unpin=unpin, clock=clock),
@@ -179,8 +170,8 @@ async def _records(
     quotas: Quotas,
     *,
     clock: Clock,
-) -> AsyncIterator[RunRecords]:
-    """Open the metrics and the rollouts of runs, and close them at the end of the block."""
+) -> AsyncIterator[tuple[list[Endpoint], list[Job], Callable[[], None]]]:
+    """Open the metrics and rollouts of runs; yield their endpoints and jobs, and the function that ends watches."""
     runs, max_bytes = catalogue.runs, config.rollout_bytes_per_run
     opened = open_metrics(
         database,
@@ -190,11 +181,10 @@ async def _records(
         max_points=config.metric_points_per_run,
         quota_of=lambda tenant_id: quotas.table.of(tenant_id).metric_points,
     )
-    async with opened as metrics:
+    async with opened as (metrics, watches, jobs):
         with closing(SqlRolloutStore(database)) as store:
             rollouts = Rollouts(store, runs, clock=clock, max_bytes=max_bytes)
-            endpoints = record_endpoints(metrics.metrics, metrics.watches, rollouts)
-            yield RunRecords(endpoints, metrics.jobs, metrics.watches.close)
+            yield record_endpoints(metrics, watches, rollouts), jobs, watches.close
 
 
 def _purge(database: Database, *, clock: Clock) -> Purge:

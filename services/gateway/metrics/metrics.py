@@ -1,11 +1,21 @@
-"""Operations on metrics."""
+"""Operations on metrics, and the jobs that store what the model services report."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
+import grpc
+
+from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
+from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
+from twinkle_services.gateway.metrics.collector import MetricCollector
+from twinkle_services.gateway.metrics.convert import reports_of
 from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
+from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 
@@ -23,16 +33,7 @@ class Metrics:
         turns: TenantTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create metrics of `runs`.
-
-        Args:
-            store: store of the points.
-            runs: runs of all tenants.
-            clock: clock of the times of storage.
-            limits_of: returns the limits of a tenant.
-            turns: locks that serialize the reads of each tenant; watches use the same locks.
-            pause: sleeps for some seconds.
-        """
+        """Create metrics of `runs`; `turns` serializes the reads of each tenant, also those of watches."""
         self._store = store
         self._runs = runs
         self._clock = clock
@@ -62,3 +63,42 @@ class Metrics:
         await self._runs.get(caller, run_id)
         async with self._turns.of(caller.tenant_id):
             return await self._store.list_of(caller.tenant_id, run_id, wanted)
+
+
+@asynccontextmanager
+async def open_metrics(
+    database: Database,
+    runs: Runs,
+    models: Mapping[str, grpc.aio.Channel],
+    *,
+    clock: Clock,
+    max_points: int,
+    quota_of: Callable[[str], int | None],
+) -> AsyncIterator[tuple[Metrics, MetricWatches, list[Job]]]:
+    """Yield the metrics of `runs`, their watches, and the jobs that collect reports and poll for watches.
+
+    Store the remaining reports after the block. `models` contains an internal channel to each model service by name. A
+    run may have at most `max_points` points, and all runs of a tenant together the number that `quota_of` returns.
+    """
+
+    def limits_of(tenant_id: str) -> PointLimits:
+        return PointLimits(per_run=max_points, per_tenant=quota_of(tenant_id))
+
+    store, turns = SqlMetricStore(database), TenantTurns()
+    collector = MetricCollector(store, clock=clock, limits_of=limits_of)
+    watches = MetricWatches(store, runs, turns=turns)
+    followers = [
+        FeedFollower(
+            f'metrics of {name}',
+            feed=GrpcAdapterFeed(channel, reports_of, is_reports_only=True),
+            store=collector,
+            clock=clock,
+        )
+        for name, channel in models.items()
+    ]
+    try:
+        metrics = Metrics(store, runs, clock=clock, limits_of=limits_of, turns=turns)
+        yield metrics, watches, [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
+    finally:
+        await collector.close()
+        store.close()
