@@ -29,8 +29,7 @@ from twinkle_services.gateway.metrics.metrics import open_metrics
 from twinkle_services.gateway.metrics.sql import SqlEndedMetrics
 from twinkle_services.gateway.openai.models import FleetSamplers
 from twinkle_services.gateway.openai.routes import open_openai
-from twinkle_services.gateway.quotas.open import open_quotas, quota_jobs
-from twinkle_services.gateway.quotas.quotas import Quotas
+from twinkle_services.gateway.quotas.quotas import Quotas, open_quotas, quota_jobs
 from twinkle_services.gateway.quotas.sql import SqlEndedUsage
 from twinkle_services.gateway.rollouts.rollouts import Rollouts
 from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutStore

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
-from twinkle_services.gateway.quotas.open import default_quota
+from twinkle_services.gateway.quotas.quotas import default_quota
 from twinkle_services.gateway.quotas.rules import MAX_WEIGHT, MIN_WEIGHT
 
 
