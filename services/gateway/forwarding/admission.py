@@ -36,12 +36,11 @@ Handler = Any
 UnaryCall = Callable[[bytes, Context], Awaitable[bytes]]
 
 
-class AdmittedCalls(grpc.GenericRpcHandler):
-    """Passes calls to another handler once quotas admit them."""
+class AdmittedCalls:
+    """Passes calls to their handlers once quotas admit them."""
 
-    def __init__(self, inner: grpc.GenericRpcHandler, limits: TrainingLimits, *, patience_seconds: float) -> None:
-        """Admit calls to `inner`; `patience_seconds` limits how long a unary call waits for its tenant's token rate."""
-        self._inner = inner
+    def __init__(self, limits: TrainingLimits, *, patience_seconds: float) -> None:
+        """Apply `limits`; `patience_seconds` limits how long a unary call waits for its tenant's token rate."""
         self._limits = limits
         self._patience_seconds = patience_seconds
         self._unary: Mapping[str, Callable[..., Awaitable[bytes]]] = {
@@ -51,12 +50,8 @@ class AdmittedCalls(grpc.GenericRpcHandler):
             f'/{_DATASETS}/Apply': self._store,
         }
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the method's handler, or None if the inner handler does not serve the method."""
-        method = handler_call_details.method
-        handler: Handler | None = self._inner.service(handler_call_details)
-        if handler is None:
-            return None
+    def admitted(self, method: str, handler: Handler) -> Handler:
+        """Return the handler of a method, by full name with a leading slash, within the quotas for the method."""
         if handler.unary_unary is not None and method in self._unary:
             return _grpc.unary_unary_rpc_method_handler(partial(self._unary[method], handler.unary_unary))
         if handler.stream_unary is not None and method in _UPLOADS:

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from twinkle.api.model.v1 import adapter_service_pb2
 from twinkle.data_format import base_model_id
 from twinkle_services.gateway.fleet.model_routes import ModelRoutes
-from twinkle_services.gateway.forwarding.bytes import Forwarder, MethodHandlers
+from twinkle_services.gateway.forwarding.bytes import Forwarder
 from twinkle_services.gateway.forwarding.merged import AdapterLists
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.call import Context, cancelled_if_disconnected
@@ -44,7 +44,7 @@ Find = Callable[[bytes], Awaitable[str | None]]
 function that `_base_model_at` returns is an exception: it returns the base model."""
 
 
-class ModelForwarder(MethodHandlers):
+class ModelForwarder:
     """Handles the methods of the model service's contracts that clients may call, over `channels` by service name.
 
     Raises:
@@ -59,7 +59,8 @@ class ModelForwarder(MethodHandlers):
         routes: ModelRoutes,
         internal_token: str,
     ) -> None:
-        super().__init__()
+        self.handlers: dict[str, Handler] = {}
+        """Handlers of the methods by full name with a leading slash."""
         self._routes = routes
         by_service = {
             name: Forwarder({_MODEL: contracts}, channels={_MODEL: channel}, internal_token=internal_token).handlers

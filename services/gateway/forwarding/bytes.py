@@ -33,23 +33,7 @@ disconnected client like a finished stream, and cancels the call shortly after. 
 treat a disconnected client as a finished one. Delete this constant once grpc.aio distinguishes the two."""
 
 
-class MethodHandlers(grpc.GenericRpcHandler):
-    """Serves methods with the handlers in `handlers`, by full name with a leading slash."""
-
-    def __init__(self) -> None:
-        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-
-    @property
-    def methods(self) -> Mapping[str, bool]:
-        """Whether each method is implemented (always true), by full name without a leading slash."""
-        return {name[1:]: True for name in self.handlers}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method's handler, or None for an unknown method."""
-        return self.handlers.get(handler_call_details.method)
-
-
-class Forwarder(MethodHandlers):
+class Forwarder:
     """Handles those methods of `contracts` that clients may call, by calling the service behind the gateway.
 
     Contracts and channels are keyed by service. A call to a service without a channel is refused as unreachable.
@@ -62,8 +46,9 @@ class Forwarder(MethodHandlers):
         channels: Mapping[str, grpc.aio.Channel],
         internal_token: str,
     ) -> None:
-        super().__init__()
         self._outgoing = partial(forwarded_metadata, internal_token)
+        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        """Handlers of the methods by full name with a leading slash."""
         for service, descriptors in contracts.items():
             for method in (method for descriptor in descriptors for method in descriptor.methods):
                 name = f'{method.containing_service.full_name}/{method.name}'

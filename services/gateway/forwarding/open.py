@@ -1,6 +1,8 @@
 """Handlers of all gRPC contracts: those that the gateway serves itself, and those that it forwards."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -51,7 +53,7 @@ from twinkle_services.gateway.quotas.servicer import QuotaServicer, UsageService
 from twinkle_services.gateway.rollouts.rollouts import Rollouts
 from twinkle_services.gateway.rollouts.servicer import RolloutServicer
 from twinkle_services.gateway.sampling.sampling import Sampling
-from twinkle_services.gateway.sampling.servicer import SamplerHandlers, SamplerServicer
+from twinkle_services.gateway.sampling.servicer import sampler_handlers
 from twinkle_services.gateway.sessions.servicer import SessionServicer
 from twinkle_services.gateway.sessions.sessions import Sessions
 from twinkle_services.gateway.traces.index import TraceIndex
@@ -116,7 +118,7 @@ def trace_endpoint(config: GatewayConfig) -> Endpoint:
 def open_forwarding(
     config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits, *, sampling: Sampling
 ) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
-    """Return the handlers of forwarded calls and of sampling, each with the methods that it serves."""
+    """Return a handler for each contract of forwarded calls and of sampling, with the methods that it serves."""
     token = config.internal_token
     forwarders: list[Forwarder | ModelForwarder] = [
         Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)
@@ -127,7 +129,14 @@ def open_forwarding(
             Forwarder(others, channels=upstreams.channels, internal_token=token),
             ModelForwarder(FORWARDED[MODEL], channels=upstreams.models, routes=upstreams.routes, internal_token=token),
         ]
-    patience = config.quotas.patience.total_seconds()
-    samplers = SamplerHandlers(SamplerServicer(sampling))
-    forwarded = {AdmittedCalls(item, limits, patience_seconds=patience): item.methods for item in forwarders}
-    return {samplers: samplers.methods, **forwarded}
+    admission = AdmittedCalls(limits, patience_seconds=config.quotas.patience.total_seconds())
+    forwarded = chain.from_iterable(item.handlers.items() for item in forwarders)
+    handlers = {method: admission.admitted(method, handler) for method, handler in forwarded}
+    contracts = defaultdict[str, dict[str, Any]](dict)
+    for path, handler in (*sampler_handlers(sampling).items(), *handlers.items()):
+        _, contract, name = path.split('/')
+        contracts[contract][name] = handler
+    return {
+        grpc.method_handlers_generic_handler(contract, methods): {f'{contract}/{name}': True for name in methods}
+        for contract, methods in contracts.items()
+    }

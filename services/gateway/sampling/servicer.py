@@ -112,26 +112,11 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 """Decoders of the methods' requests; methods without a decoder receive the bytes."""
 
 
-class SamplerHandlers(grpc.GenericRpcHandler):
-    """gRPC handlers that decode requests by `_DECODERS` and send the servicer's bytes unchanged."""
-
-    def __init__(self, servicer: SamplerServicer) -> None:
-        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        for method in _DESCRIPTOR.methods:
-            handler = getattr(servicer, method.name, None)
-            if handler is None:
-                continue
-            make = (
-                grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-            )
-            name = f'/{_DESCRIPTOR.full_name}/{method.name}'
-            self._handlers[name] = make(handler, request_deserializer=_DECODERS.get(method.name))
-
-    @property
-    def methods(self) -> Mapping[str, bool]:
-        """Whether each method is implemented, by full name without a leading slash."""
-        names = [f'{_DESCRIPTOR.full_name}/{method.name}' for method in _DESCRIPTOR.methods]
-        return {name: f'/{name}' in self._handlers for name in names}
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        return self._handlers.get(handler_call_details.method)
+def sampler_handlers(sampling: Sampling) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Return a handler for each method, by full name with a leading slash; handlers send the servicer's bytes."""
+    servicer, handlers = SamplerServicer(sampling), dict[str, grpc.RpcMethodHandler[Any, Any]]()
+    for method in _DESCRIPTOR.methods:
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        handler = make(getattr(servicer, method.name), request_deserializer=_DECODERS.get(method.name))
+        handlers[f'/{_DESCRIPTOR.full_name}/{method.name}'] = handler
+    return handlers
