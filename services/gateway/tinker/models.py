@@ -33,7 +33,6 @@ from twinkle_services.gateway.tinker.bodies import (
 from twinkle_services.gateway.tinker.futures import FutureNote, Verb
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
 from twinkle_services.gateway.tinker.submission import (
-    KnownModels,
     Operations,
     acknowledged,
     creation_key,
@@ -178,14 +177,12 @@ class TinkerModelRoutes:
     def __init__(
         self,
         operations: Operations,
-        known: KnownModels,
         *,
         base_models: BaseModels,
         lookups: GrpcLookups,
         is_unembed_trained: bool,
     ) -> None:
         self._operations = operations
-        self._known = known
         self._base_models = base_models
         self._lookups = lookups
         self._is_unembed_trained = is_unembed_trained
@@ -223,7 +220,7 @@ class TinkerModelRoutes:
 
     async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Response:
         model_id, session_id = request.body.model_id, request.body.session_id
-        await self._known.check_session(session_id)
+        await self._operations.known.check_session(session_id)
         found = await self._base_models.get_trainable(base_model)
         rank = request.lora_config.lora_rank if request.lora_config else 0
         if found.max_lora_rank and rank > found.max_lora_rank:
@@ -250,7 +247,7 @@ class TinkerModelRoutes:
             payload=request.SerializeToString(deterministic=True),
             session_id=session_of(model_id),
             note=str(FutureNote(Verb.UNLOAD_MODEL, {'model_id': model_id})),
-            base_model=await self._known.base_model_of(model_id),
+            base_model=await self._operations.known.base_model_of(model_id),
         )
         return acknowledged(await self._operations.futures.submit(future))
 

@@ -47,12 +47,10 @@ def open_tinker(
     parts = (
         ClientRoutes(base_models),
         SessionRoutes(sessions, is_unembed_trained=is_unembed_trained),
-        TinkerModelRoutes(
-            operations, known, base_models=base_models, lookups=lookups, is_unembed_trained=is_unembed_trained
-        ),
+        TinkerModelRoutes(operations, base_models=base_models, lookups=lookups, is_unembed_trained=is_unembed_trained),
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
-        TrainingRoutes(operations, known, base_models, body_bytes=config.tinker_body_bytes),
-        WeightsRoutes(operations, known, open_handle=handles.open),
+        TrainingRoutes(operations, base_models, body_bytes=config.tinker_body_bytes),
+        WeightsRoutes(operations, open_handle=handles.open),
         FutureRoutes(futures, result_formats(handles.record_published)),
         SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )

@@ -117,7 +117,7 @@ class Operations:
 
     def __init__(self, futures: Futures, known: KnownModels) -> None:
         self.futures = futures
-        self._known = known
+        self.known = known
 
     async def submit(
         self, operation: operation_pb2.Operation, seq_id: int, note: FutureNote, *, is_note_free: bool = False
@@ -166,8 +166,8 @@ class Operations:
 
     async def _pending(self, model_id: str, seq_id: int, *, kind: str, payload: bytes) -> FutureRequest:
         """Return the request for a future at a position of a model, if the model accepts operations."""
-        base_model = await self._known.base_model_of(model_id)
-        await self._known.check_session_of(model_id)
+        base_model = await self.known.base_model_of(model_id)
+        await self.known.check_session_of(model_id)
         return FutureRequest(
             kind=kind,
             key=f'{model_id}:{seq_id}',

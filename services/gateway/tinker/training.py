@@ -39,7 +39,7 @@ from twinkle_services.gateway.tinker.datums import (
 )
 from twinkle_services.gateway.tinker.futures import FutureNote, Verb
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import KnownModels, Operations, acknowledged
+from twinkle_services.gateway.tinker.submission import Operations, acknowledged
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of
@@ -153,10 +153,9 @@ def _option(value: Any, field: str) -> float | str:
 class TrainingRoutes:
     """Routes of passes and optimizer steps."""
 
-    def __init__(self, operations: Operations, known: KnownModels, base_models: BaseModels, *, body_bytes: int) -> None:
+    def __init__(self, operations: Operations, base_models: BaseModels, *, body_bytes: int) -> None:
         """Create the routes; the decompressed body of a pass may have at most `body_bytes` bytes."""
         self._operations = operations
-        self._known = known
         self._base_models = base_models
         self._body_bytes = body_bytes
 
@@ -176,7 +175,7 @@ class TrainingRoutes:
             return await self._submit(await asyncio.to_thread(request_from_json, body, is_forward_only=is_forward_only))
 
     async def _submit(self, request: PassRequest) -> Response:
-        model = await self._base_models.find(await self._known.base_model_of(request.model_id))
+        model = await self._base_models.find(await self._operations.known.base_model_of(request.model_id))
         operation = await asyncio.to_thread(pass_of, request, model)
         verb = Verb.FORWARD if request.is_forward_only else Verb.FORWARD_BACKWARD
         return acknowledged(await self._operations.submit(operation, request.seq_id, FutureNote(verb)))

@@ -17,7 +17,7 @@ from twinkle_services.gateway.sampling.rules import HandleRequest
 from twinkle_services.gateway.tinker.bodies import Counter, Labels, OperationBody, TinkerModel, read_object
 from twinkle_services.gateway.tinker.futures import FutureNote, Verb, note_of
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import KnownModels, Operations, acknowledged, session_of
+from twinkle_services.gateway.tinker.submission import Operations, acknowledged, session_of
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.fields import duration_to_proto
 
@@ -56,12 +56,9 @@ class PublishBody(OperationBody, SamplerKind):
 class WeightsRoutes:
     """Routes that save weights."""
 
-    def __init__(
-        self, operations: Operations, known: KnownModels, *, open_handle: Callable[[HandleRequest], Awaitable[object]]
-    ) -> None:
+    def __init__(self, operations: Operations, *, open_handle: Callable[[HandleRequest], Awaitable[object]]) -> None:
         """Create the routes; `open_handle` opens the sampling session of weights without a name and is idempotent."""
         self._operations = operations
-        self._known = known
         self._open_handle = open_handle
 
     def routes(self) -> list[Route]:
@@ -114,7 +111,7 @@ class WeightsRoutes:
             HandleRequest(
                 handle_id=note_of(future).facts['sampling_session_id'],
                 session_id=session_id,
-                base_model=await self._known.base_model_of(given.model_id),
+                base_model=await self._operations.known.base_model_of(given.model_id),
                 adapter_id=given.model_id,
                 future_id=future.future_id,
                 is_inflight=is_inflight,
