@@ -44,8 +44,6 @@ _log = structlog.get_logger('http')
 _tracer = trace.get_tracer('twinkle.http')
 _OPEN_CALLS = ''
 """Tenant under which the calls and the memory of open routes are counted; tenants have non-empty names."""
-_UNKNOWN_ROUTE = '_OTHER'
-"""Metric label that all unknown paths and methods share; otherwise callers without credentials could add labels."""
 
 
 class Guard:
@@ -124,11 +122,6 @@ class _GuardedRoute:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await self.guard.serve(HttpCall(self.route, scope, receive, send, dict(Request(scope).headers)))
-
-
-def count_unknown_route() -> None:
-    """Count a call that no route serves."""
-    measures.http_calls.add(1, _UNKNOWN_ROUTE, 'UNKNOWN_URL')
 
 
 async def _wait_for_disconnect(call: HttpCall) -> None:

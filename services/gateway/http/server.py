@@ -21,9 +21,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.http.call import MemoryGates, Route
-from twinkle_services.gateway.http.guard import Guard, count_unknown_route
+from twinkle_services.gateway.http.guard import Guard
 from twinkle_services.kit.byte_gate import ByteGate
 from twinkle_services.kit.rpc.auth import Authenticator
+from twinkle_services.kit.telemetry import measures
 from twinkle_services.kit.tls import TlsFiles
 
 HEAD_SECONDS = 10.0
@@ -35,6 +36,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 30
 _PIPELINED_BYTES = 1 << 16
 """Maximum number of bytes that a client may send after a request before it has received the response."""
+_UNKNOWN_ROUTE = '_OTHER'
+"""Metric label that all unknown paths and methods share; otherwise callers without credentials could add labels."""
 _SETTLE_SECONDS = 2
 """Seconds in which terminated calls can write their errors before their connections are closed."""
 
@@ -166,7 +169,7 @@ def make_app(routes: Iterable[Route], guard: Guard) -> Starlette:
 
 async def _refuse(request: Request, error: Any) -> Response:
     """Respond to unknown paths and methods in a form that clients of both APIs can read."""
-    count_unknown_route()
+    measures.http_calls.add(1, _UNKNOWN_ROUTE, 'UNKNOWN_URL')
     # `request.url` is built from the Host header, which may contain anything.
     problem = f'there is no route {request.method} {request.scope["path"]}'[:300]
     body = {'message': problem, 'type': 'invalid_request_error', 'param': None, 'code': 'unknown_url'}

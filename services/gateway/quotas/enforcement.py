@@ -217,16 +217,12 @@ class TrainingLimits:
     def __init__(
         self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, adapters: AdapterLister, datasets: DatasetSizes
     ) -> None:
+        self.rates = rates
         self._quotas = quotas
         self._datasets = datasets
-        self._rates = rates
         self._usage = usage
         self._adapters = adapters
         self._creation_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def enter(self, tenant_id: str, *, patience_seconds: float | None) -> None:
-        """Wait until the tenant may run an operation; see `TokenRates.enter`."""
-        await self._rates.enter(tenant_id, patience_seconds=patience_seconds)
 
     async def full_limit(self, tenant_id: str) -> int | None:
         """Return a tenant's storage limit in bytes if it is reached, else None. Saves in progress are not counted.

@@ -69,7 +69,7 @@ async def admitted_operation(
         QuotaExceeded: the wait would exceed `patience_seconds`.
         InvalidField: the bytes are not a valid message.
     """
-    await limits.enter(tenant_id, patience_seconds=patience_seconds)
+    await limits.rates.enter(tenant_id, patience_seconds=patience_seconds)
     if not limits.is_storage_limited(tenant_id) or not _is_save(request):
         return request
     if (limit := await limits.full_limit(tenant_id)) is None:
