@@ -114,7 +114,8 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 
 def sampler_handlers(sampling: Sampling) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """Return a handler for each method, by full name with a leading slash; handlers send the servicer's bytes."""
-    servicer, handlers = SamplerServicer(sampling), dict[str, grpc.RpcMethodHandler[Any, Any]]()
+    servicer = SamplerServicer(sampling)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in _DESCRIPTOR.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handler = make(getattr(servicer, method.name), request_deserializer=_DECODERS.get(method.name))
