@@ -9,9 +9,8 @@ import grpc
 from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
-from twinkle_services.gateway.errors import TenantNotFound
-from twinkle_services.gateway.keys.ports import TenantStore
 from twinkle_services.gateway.keys.sql import SqlTenantStore
+from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
 from twinkle_services.gateway.quotas.ports import UsageStore
@@ -36,7 +35,7 @@ class Quotas:
 
     def __init__(
         self,
-        tenants: TenantStore,
+        tenants: Tenants,
         usage: UsageStore,
         *,
         table: QuotaTable,
@@ -57,7 +56,7 @@ class Quotas:
         Raises:
             TenantNotFound: no tenant has this id.
         """
-        await self._require_tenant(tenant_id)
+        await self._tenants.check(tenant_id)
         await self.table.read()
         return self.table.set_for(tenant_id), self.table.of(tenant_id)
 
@@ -67,7 +66,7 @@ class Quotas:
         Raises:
             TenantNotFound: no tenant has this id.
         """
-        await self._require_tenant(tenant_id)
+        await self._tenants.check(tenant_id)
         await self.table.put(tenant_id, quota)
         return self.table.set_for(tenant_id), self.table.of(tenant_id)
 
@@ -81,7 +80,7 @@ class Quotas:
         Raises:
             TenantNotFound: no tenant has this id.
         """
-        await self._require_tenant(tenant_id)
+        await self._tenants.check(tenant_id)
         return await self._usage_of(tenant_id, period)
 
     async def _usage_of(self, tenant_id: str, period: TimeRange) -> Sequence[Usage]:
@@ -93,10 +92,6 @@ class Quotas:
         work = next((usage.work for usage in usages if not usage.run_id), Work())
         without_run = Usage(run_id='', work=work, stored_bytes=dataset_bytes)
         return [without_run, *(usage for usage in usages if usage.run_id)]
-
-    async def _require_tenant(self, tenant_id: str) -> None:
-        if await self._tenants.get(tenant_id) is None:
-            raise TenantNotFound(tenant_id)
 
 
 @asynccontextmanager
@@ -120,7 +115,8 @@ async def open_quotas(
     datasets = GrpcDatasetSizes(data, internal_token=config.internal_token)
     training = TrainingLimits(table, rates, usage, adapters, datasets)
     try:
-        yield Quotas(SqlTenantStore(database), usage, table=table, rates=rates, meter=meter, training=training)
+        tenants = Tenants(SqlTenantStore(database), clock=clock)
+        yield Quotas(tenants, usage, table=table, rates=rates, meter=meter, training=training)
     finally:
         await meter.close()
 
