@@ -49,13 +49,11 @@ class MessageWriter:
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         """Return the response after the last delta."""
-        end: Mapping[str, Any] = {}
-        async for delta in deltas:
-            for _ in self._read(delta):
-                pass
-            end = _end_of(delta)
-        head = {**self._head, 'content': self._blocks, **end, 'usage': self._usage_fields()}
-        return {**head, 'twinkle': attribution(self._model, self._usage)}
+        end: _Event = {}
+        async for event in self.chunks(deltas):
+            end = event if event['type'] == 'message_delta' else end
+        head = {**self._head, 'content': self._blocks, **end['delta']}
+        return {**head, 'usage': end['usage'], 'twinkle': end['twinkle']}
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[_Event, None]:
         """Yield the events. They begin after the first delta, so that earlier errors have an HTTP status."""

@@ -39,12 +39,10 @@ class ItemWriter:
 
     async def complete(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         """Return the response after the last delta."""
-        finish_reason: str | None = None
-        async for delta in deltas:
-            finish_reason = delta.finish_reason
-            for _ in self._read(delta):
-                pass
-        return self._final(finish_reason)['response']
+        last: _Event = {}
+        async for event in self.chunks(deltas):
+            last = event
+        return last['response']
 
     async def chunks(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[_Event, None]:
         """Yield the events. They begin after the first delta, so that earlier errors have an HTTP status."""
