@@ -220,12 +220,13 @@ class JsonResponse:
 
 @dataclass(frozen=True)
 class EncodedResponse:
-    """Response with a JSON document that is already encoded, in parts."""
+    """Response with a document that is already encoded, in parts."""
 
     parts: Sequence[bytes]
+    content_type: str = JSON_TYPE
 
     async def write(self, call: HttpCall) -> None:
-        await call.begin(200, JSON_TYPE, {'content-length': str(sum(map(len, self.parts)))})
+        await call.begin(200, self.content_type, {'content-length': str(sum(map(len, self.parts)))})
         for part in self.parts:
             await call.write(part, is_last=False)
         await call.write(b'', is_last=True)

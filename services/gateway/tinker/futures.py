@@ -11,7 +11,7 @@ from pydantic import Field
 from twinkle_services.gateway.futures.futures import Futures
 from twinkle_services.gateway.futures.rules import Future, FutureState
 from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
-from twinkle_services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
+from twinkle_services.gateway.tinker.bodies import TinkerModel, accepts_protobuf, read_body
 from twinkle_services.gateway.tinker.routes import ANY_KEY, category_of, text_of, tinker_route
 from twinkle_services.kit.errors import NotBuiltYet
 
@@ -72,17 +72,6 @@ class Outcome:
 
 ResultFormat = Callable[[Outcome], Awaitable[Response]]
 """Builds the response for an outcome."""
-
-
-@dataclass(frozen=True)
-class ProtobufResponse:
-    """Response with a protobuf message."""
-
-    data: bytes
-
-    async def write(self, call: HttpCall) -> None:
-        await call.begin(200, PROTOBUF_TYPE, {'content-length': str(len(self.data))})
-        await call.write(self.data, is_last=True)
 
 
 class FutureBody(TinkerModel):

@@ -17,9 +17,10 @@ from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_services.gateway.errors import SessionNotFound
-from twinkle_services.gateway.http.call import JsonResponse, Response
+from twinkle_services.gateway.http.call import EncodedResponse, JsonResponse, Response
 from twinkle_services.gateway.tinker.arrays import Array, array_to_json, finite
-from twinkle_services.gateway.tinker.futures import Outcome, ProtobufResponse, ResultFormat, Verb
+from twinkle_services.gateway.tinker.bodies import PROTOBUF_TYPE
+from twinkle_services.gateway.tinker.futures import Outcome, ResultFormat, Verb
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
 
@@ -63,7 +64,7 @@ async def _loaded(outcome: Outcome) -> Response:
 def _passed(outcome: Outcome) -> Response:
     result = _result_of(outcome).forward
     if outcome.is_protobuf_accepted:
-        return ProtobufResponse(output_to_proto(result).SerializeToString())
+        return EncodedResponse((output_to_proto(result).SerializeToString(),), PROTOBUF_TYPE)
     return JsonResponse(output_to_json(result))
 
 
@@ -152,7 +153,7 @@ def _sampled(outcome: Outcome) -> Response:
         # Tinker has no stop reason for an abort.
         return JsonResponse({'error': 'sampling was aborted by the operator of the sampler', 'category': 'server'})
     if outcome.is_protobuf_accepted:
-        return ProtobufResponse(sample_to_proto(result, outcome.note.facts).SerializeToString())
+        return EncodedResponse((sample_to_proto(result, outcome.note.facts).SerializeToString(),), PROTOBUF_TYPE)
     return JsonResponse(sample_to_json(result, outcome.note.facts))
 
 
