@@ -11,7 +11,7 @@ from datetime import timedelta
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.ports import CheckpointStore
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.ids import new_id
@@ -34,8 +34,7 @@ class Checkpoints:
 
     async def list(self, caller: Caller, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
         """Return one page of the caller's checkpoints that match `wanted`, newest first."""
-        found = await self._store.list_newest(caller.tenant_id, page, wanted)
-        return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.checkpoint_id))
+        return await self._store.list_newest(caller.tenant_id, page, wanted)
 
     async def delete(self, caller: Caller, path: str) -> None:
         await self._client.delete(path)

@@ -1,6 +1,6 @@
 """Feeds of entries that other services own, and stores for the catalogue's copies."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from twinkle_services.gateway.catalogue.rules import (
     Run,
     RunFilter,
 )
-from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.paging import Listing, Page
 
 Entry = TypeVar('Entry')
 Entry_contra = TypeVar('Entry_contra', contravariant=True)
@@ -47,16 +47,16 @@ class RunStore(EntryStore[Run], Protocol):
         """Return the tenant's run, or None if it is unknown."""
         ...
 
-    async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Listing[Run]:
+        """Return a page, newest first."""
         ...
 
 
 class CheckpointStore(EntryStore[Checkpoint], Protocol):
     """Stores checkpoints. Deleted checkpoints are not listed."""
 
-    async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
+        """Return a page, newest first."""
         ...
 
 

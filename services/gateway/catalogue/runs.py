@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.catalogue.rules import Run, RunFilter
 from twinkle_services.gateway.errors import RunNotFound
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.caller import Caller
 
 _CREATION_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -33,8 +33,7 @@ class Runs:
 
     async def list(self, caller: Caller, page: Page, wanted: RunFilter) -> Listing[Run]:
         """Return one page of the caller's runs that match `wanted`, newest first."""
-        found = await self._store.list_newest(caller.tenant_id, page, wanted)
-        return list_page(found, page, cursor_of=lambda run: Cursor(run.create_time, run.run_id))
+        return await self._store.list_newest(caller.tenant_id, page, wanted)
 
 
 class TenantTurns:

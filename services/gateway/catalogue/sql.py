@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Index, Select, false, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter, Creation, EntryKey, Run, RunFilter
-from twinkle_services.gateway.paging import Counted, Page, Slice
+from twinkle_services.gateway.paging import Counted, Listing, Page, Slice
 from twinkle_services.gateway.sessions.rules import Session, SessionState
 from twinkle_services.gateway.sessions.sql import SessionRow
 from twinkle_services.gateway.store.base import (
@@ -105,7 +105,7 @@ class SqlRunStore(SqlStore):
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
         return await self._fetch_one(select_values(RunRow, Run).where(_is_run((tenant_id, run_id))), Run)
 
-    async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Sequence[Run]:
+    async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Listing[Run]:
         conditions = _run_conditions(wanted, self._database.dialect)
         query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id, *conditions)
         return await self._fetch_page(query, Run, page, order=(RunRow.create_time, RunRow.run_id))
@@ -137,7 +137,7 @@ class SqlCheckpointStore(SqlStore):
                 statement = update(CheckpointRow).where(_is_checkpoint(key))
                 await connection.execute(statement.values(delete_time=moment))
 
-    async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Sequence[Checkpoint]:
+    async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
         conditions = _checkpoint_conditions(wanted, self._database.dialect)
         query = select_values(CheckpointRow, Checkpoint).where(is_existing_checkpoint(tenant_id), *conditions)
         order = (CheckpointRow.create_time, CheckpointRow.checkpoint_id)

@@ -10,7 +10,7 @@ from twinkle_services.gateway.exports.rules import MAX_UNFINISHED, Export, Expor
 from twinkle_services.gateway.exports.sql import SqlExportStore
 from twinkle_services.gateway.exports.transfers import ExportTargets
 from twinkle_services.gateway.keys.pepper import PepperedSealer
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError, RequestIdReused
@@ -98,8 +98,7 @@ class Exports:
 
     async def list(self, caller: Caller, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
         """Return one page of the caller's exports, newest first, of one checkpoint or, for None, of all checkpoints."""
-        found = await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
-        return list_page(found, page, cursor_of=lambda item: Cursor(item.create_time, item.export_id))
+        return await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
 
     async def cancel(self, caller: Caller, export_id: str) -> Export:
         """Cancel an export unless it is finished, and return it.

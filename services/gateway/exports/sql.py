@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.exports.rules import Export, ExportState
-from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.gateway.store.base import (
     Base,
     EnumName,
@@ -94,8 +94,8 @@ class SqlExportStore(SqlStore):
         query = select_values(ExportRow, Export).where(_is_export(tenant_id, export_id))
         return await self._fetch_one(query, Export)
 
-    async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Sequence[Export]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
+        """Return a page, newest first."""
         query = select_values(ExportRow, Export).where(ExportRow.tenant_id == tenant_id)
         if checkpoint_path is not None:
             query = query.where(ExportRow.checkpoint_path == checkpoint_path)

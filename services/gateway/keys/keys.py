@@ -8,7 +8,7 @@ from twinkle_services.gateway.keys.authenticator import KeyVerifier
 from twinkle_services.gateway.keys.ports import KeyStore
 from twinkle_services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
 from twinkle_services.gateway.keys.tenants import Projects, Tenants
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.ids import new_id
 
@@ -69,8 +69,7 @@ class Keys:
     async def list(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
         """Return one page of a tenant's keys, newest first."""
         await self._tenants.check(tenant_id)
-        found = await self._store.list_newest(tenant_id, page)
-        return list_page(found, page, cursor_of=lambda key: Cursor(key.create_time, key.key_id))
+        return await self._store.list_newest(tenant_id, page)
 
     async def has_valid_key(self, tenant_id: str) -> bool:
         """Return whether a tenant has a key that is valid now."""

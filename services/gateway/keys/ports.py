@@ -1,11 +1,11 @@
 """Storage ports for tenants, projects and API keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
 from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
-from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.paging import Listing, Page
 
 
 class TenantStore(Protocol):
@@ -19,8 +19,8 @@ class TenantStore(Protocol):
         """Return the tenant, or None."""
         ...
 
-    async def list_newest(self, page: Page) -> Sequence[Tenant]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, page: Page) -> Listing[Tenant]:
+        """Return a page, newest first."""
         ...
 
 
@@ -35,8 +35,8 @@ class ProjectStore(Protocol):
         """Return the tenant's project, or None."""
         ...
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[Project]:
+        """Return a page, newest first."""
         ...
 
 
@@ -67,6 +67,6 @@ class KeyStore(Protocol):
         """Revoke the key at `moment`, unless it is already revoked, and return it; None for an unknown key."""
         ...
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
+        """Return a page, newest first."""
         ...

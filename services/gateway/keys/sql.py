@@ -1,7 +1,7 @@
 """Tables and stores of tenants, projects and API keys. Only digests of secrets are stored."""
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 
 from sqlalchemy import Dialect, ForeignKey, Index, LargeBinary, String, select, update
@@ -10,7 +10,7 @@ from sqlalchemy.types import TypeDecorator
 
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
-from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.gateway.store.base import (
     Base,
     SqlStore,
@@ -81,7 +81,7 @@ class SqlTenantStore(SqlStore):
     async def get(self, tenant_id: str) -> Tenant | None:
         return await self._fetch_one(select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id), Tenant)
 
-    async def list_newest(self, page: Page) -> Sequence[Tenant]:
+    async def list_newest(self, page: Page) -> Listing[Tenant]:
         order = (TenantRow.create_time, TenantRow.tenant_id)
         return await self._fetch_page(select_values(TenantRow, Tenant), Tenant, page, order=order)
 
@@ -96,7 +96,7 @@ class SqlProjectStore(SqlStore):
         is_project = (ProjectRow.tenant_id == tenant_id) & (ProjectRow.project_id == project_id)
         return await self._fetch_one(select_values(ProjectRow, Project).where(is_project), Project)
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Project]:
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[Project]:
         query = select_values(ProjectRow, Project).where(ProjectRow.tenant_id == tenant_id)
         return await self._fetch_page(query, Project, page, order=(ProjectRow.create_time, ProjectRow.project_id))
 
@@ -152,6 +152,6 @@ class SqlKeyStore(SqlStore):
             await connection.execute(update(ApiKeyRow).where(is_unrevoked).values(revoke_time=moment))
             return await fetch_one(connection, query, ApiKey)
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[ApiKey]:
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.tenant_id == tenant_id)
         return await self._fetch_page(query, ApiKey, page, order=(ApiKeyRow.create_time, ApiKeyRow.key_id))

@@ -3,7 +3,7 @@
 from twinkle_services.gateway.errors import ProjectNotFound, TenantNotFound
 from twinkle_services.gateway.keys.ports import ProjectStore, TenantStore
 from twinkle_services.gateway.keys.rules import Project, Tenant
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.clock import Clock
 
 
@@ -30,8 +30,7 @@ class Tenants:
 
     async def list(self, page: Page) -> Listing[Tenant]:
         """Return one page of all tenants, newest first."""
-        found = await self._store.list_newest(page)
-        return list_page(found, page, cursor_of=lambda tenant: Cursor(tenant.create_time, tenant.tenant_id))
+        return await self._store.list_newest(page)
 
 
 class Projects:
@@ -61,5 +60,4 @@ class Projects:
     async def list(self, tenant_id: str, page: Page) -> Listing[Project]:
         """Return one page of a tenant's projects, newest first."""
         await self._tenants.check(tenant_id)
-        found = await self._store.list_newest(tenant_id, page)
-        return list_page(found, page, cursor_of=lambda project: Cursor(project.create_time, project.project_id))
+        return await self._store.list_newest(tenant_id, page)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.paging import Cursor, Listing, Page
 from twinkle_services.gateway.sessions.rules import Session
 
 
@@ -38,6 +38,6 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
-        """Return the items of a page, newest first, and one more item if there is a next page."""
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[Session]:
+        """Return a page, newest first."""
         ...

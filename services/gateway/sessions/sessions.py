@@ -7,7 +7,7 @@ from datetime import timedelta
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.keys.tenants import Projects
-from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
+from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
 from twinkle_services.gateway.sessions.sql import SqlSessionStore
@@ -83,10 +83,8 @@ class Sessions:
 
     async def list(self, caller: Caller, page: Page) -> Listing[Session]:
         """Return one page of the caller's sessions, newest first."""
-        now = self._clock.now()
-        found = await self._store.list_newest(caller.tenant_id, page)
-        current = [session.as_of(now, lifetime=self._lifetime) for session in found]
-        return list_page(current, page, cursor_of=lambda session: Cursor(session.create_time, session.session_id))
+        now, listing = self._clock.now(), await self._store.list_newest(caller.tenant_id, page)
+        return replace(listing, items=[session.as_of(now, lifetime=self._lifetime) for session in listing.items])
 
     async def assign_project(self, caller: Caller, session_id: str, *, project_id: str) -> Session:
         """Move a session and its runs to a project; an empty `project_id` removes them from their project.

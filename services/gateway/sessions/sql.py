@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false, tuple_, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from twinkle_services.gateway.paging import Cursor, Page
+from twinkle_services.gateway.paging import Cursor, Listing, Page
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionState
 from twinkle_services.gateway.store.base import (
     Base,
@@ -78,6 +78,6 @@ class SqlSessionStore(SqlStore):
         query = select_values(SessionRow, Session).where(is_wanted).order_by(*key).limit(size)
         return await self._fetch_all(query, Session)
 
-    async def list_newest(self, tenant_id: str, page: Page) -> Sequence[Session]:
+    async def list_newest(self, tenant_id: str, page: Page) -> Listing[Session]:
         query = select_values(SessionRow, Session).where(SessionRow.tenant_id == tenant_id)
         return await self._fetch_page(query, Session, page, order=(SessionRow.create_time, SessionRow.session_id))

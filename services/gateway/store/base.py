@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
 from sqlalchemy.types import TypeDecorator
 
-from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.paging import Cursor, Listing, Page, list_page
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.status import error_from_status, status_from_error
@@ -162,19 +162,13 @@ class SqlStore:
 
     async def _fetch_page(
         self, query: Select[Any], value_class: type[Value], page: Page, *, order: Sequence[InstrumentedAttribute[Any]]
-    ) -> Sequence[Value]:
-        """Return the items of a page, newest first, and one more item if there is a next page.
-
-        Args:
-            query: query for all items.
-            value_class: class of the items.
-            page: page to return.
-            order: columns with the creation time and the id of an item.
-        """
+    ) -> Listing[Value]:
+        """Return a page of the rows of a query; `order` contains the columns of the creation time and the id."""
         if page.after is not None:
             query = query.where(tuple_(*order) < tuple_(page.after.create_time, page.after.item_id))
         query = query.order_by(*(column.desc() for column in order)).limit(page.size + 1)
-        return await self._fetch_all(query, value_class)
+        found, (time, item_id) = await self._fetch_all(query, value_class), (column.key for column in order)
+        return list_page(found, page, cursor_of=lambda item: Cursor(getattr(item, time), getattr(item, item_id)))
 
     async def _execute(self, statement: Update | Delete) -> int:
         """Run a statement in a transaction and return the number of rows that it changed."""

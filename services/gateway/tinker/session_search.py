@@ -119,8 +119,8 @@ class SessionSearch:
         read, is_end = 0, False
         while len(found) < search.limit and read < MAX_READ and not is_end:
             listed = await self._store.list_newest(current_caller().tenant_id, Page(size=_PAGE_SIZE, after=after))
-            is_end = len(listed) <= _PAGE_SIZE
-            for session in listed[:_PAGE_SIZE]:
+            is_end = listed.next_cursor is None
+            for session in listed.items:
                 if len(found) == search.limit:
                     is_end = False
                     break

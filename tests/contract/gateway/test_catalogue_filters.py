@@ -41,7 +41,7 @@ async def test_filter_selects_runs(stores: Any, wanted: RunFilter, found: set[st
     ]
     for number, change in enumerate(changes, 1):
         await stores.runs.save(replace(RUN, run_id=f'ad-{number}', **change))
-    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, wanted)} == found
+    assert {run.run_id for run in (await stores.runs.list_newest('alice', ALL, wanted)).items} == found
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ async def test_filter_selects_checkpoints(stores: Any, wanted: CheckpointFilter,
     for name, change in zip(('first', 'second', 'third'), changes, strict=True):
         item = replace(CHECKPOINT, checkpoint_id=f'ad-1/weights/{name}', name=name, **change)
         await stores.checkpoints.save(item)
-    assert {item.name for item in await stores.checkpoints.list_newest('alice', ALL, wanted)} == found
+    assert {item.name for item in (await stores.checkpoints.list_newest('alice', ALL, wanted)).items} == found

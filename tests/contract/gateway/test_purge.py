@@ -66,7 +66,7 @@ async def test_deleted_checkpoints_and_runs_are_removed_later(database):
             await checkpoints.mark_deleted(('alice', f'{name}/weights/a'), moment=moment)
     assert await _purge(database) == 2
     assert await _purge(database) == 0
-    listed = await runs.list_newest('alice', Page(size=9), RunFilter())
+    listed = (await runs.list_newest('alice', Page(size=9), RunFilter())).items
     assert {run.run_id for run in listed} == {'new', 'present'}
     assert await _purge(database, LATER + timedelta(seconds=1)) == 2
 
@@ -88,7 +88,7 @@ async def test_stored_bytes_of_existing_checkpoints_stay(database):
     assert await _purge(database) == 3
     assert await SqlSessionStore(database).get('alice', 'ses-1') is None
     await checkpoints.save(CHECKPOINT)
-    assert await checkpoints.list_newest('alice', Page(size=9), CheckpointFilter()) == [CHECKPOINT]
+    assert (await checkpoints.list_newest('alice', Page(size=9), CheckpointFilter())).items == [CHECKPOINT]
 
 
 async def test_only_settled_sessions_are_removed(database):

@@ -45,7 +45,7 @@ async def test_project_is_unique_within_its_tenant(owned: Any) -> None:
     assert await owned.projects.add_if_absent(replace(mine, display_name='Again')) == mine
     assert await owned.projects.get('alice', 'rl') == mine
     assert await owned.projects.get('alice', 'sft') is None
-    assert await owned.projects.list_newest('bob', ALL) == [other]
+    assert (await owned.projects.list_newest('bob', ALL)).items == [other]
 
 
 async def test_replaced_key_and_its_successor_are_stored_together(owned: Any) -> None:
@@ -148,7 +148,7 @@ async def test_only_silent_active_sessions_expire(owned: Any) -> None:
     for session in (SESSION, fresh, ended):
         await owned.sessions.add_if_absent(session)
     assert await owned.sessions.expire(silent_since=START + timedelta(minutes=1)) == 1
-    states = {item.session_id: item.state for item in await owned.sessions.list_newest('alice', ALL)}
+    states = {item.session_id: item.state for item in (await owned.sessions.list_newest('alice', ALL)).items}
     assert states == {
         'ses-1': SessionState.EXPIRED,
         'ses-2': SessionState.ACTIVE,
@@ -197,7 +197,7 @@ async def test_deleted_run_stays_listed(stores: Any) -> None:
         await stores.runs.mark_deleted(('alice', 'ad-1'), moment=START + timedelta(hours=hours))
     await stores.runs.mark_deleted(('alice', 'unknown'), moment=START)
     deleted = replace(RUN, is_active=False, update_time=START + timedelta(hours=1))
-    assert await stores.runs.list_newest('alice', ALL, RunFilter()) == [deleted]
+    assert (await stores.runs.list_newest('alice', ALL, RunFilter())).items == [deleted]
 
 
 async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
@@ -212,7 +212,7 @@ async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
     await stores.checkpoints.mark_deleted(('bob', CHECKPOINT.checkpoint_id), moment=START)
     assert (
         await stores.runs.get('alice', 'ad-1'),
-        await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()),
+        (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter())).items,
     ) == (
         RUN,
         [CHECKPOINT],
@@ -220,7 +220,7 @@ async def test_entries_of_two_tenants_can_have_the_same_id(stores: Any) -> None:
     await stores.runs.mark_absent_deleted({('bob', 'ad-1')}, moment=START)
     await stores.checkpoints.mark_absent_deleted({('bob', CHECKPOINT.checkpoint_id)}, moment=START)
     assert not (await stores.runs.get('alice', 'ad-1')).is_active
-    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
+    assert (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter())).items == []
 
 
 async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
@@ -228,7 +228,7 @@ async def test_runs_absent_from_a_snapshot_are_inactive(stores: Any) -> None:
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2'))
     await stores.runs.mark_absent_deleted({('alice', 'ad-2')}, moment=START)
-    activity = {run.run_id: run.is_active for run in await stores.runs.list_newest('alice', ALL, RunFilter())}
+    activity = {run.run_id: run.is_active for run in (await stores.runs.list_newest('alice', ALL, RunFilter())).items}
     assert activity == {'ad-1': False, 'ad-2': True}
 
 
@@ -237,21 +237,21 @@ async def test_runs_are_listed_by_base_model(stores: Any) -> None:
     await stores.runs.save(RUN)
     await stores.runs.save(replace(RUN, run_id='ad-2', base_model='large'))
     await stores.runs.save(replace(RUN, run_id='ad-3', tenant_id='bob'))
-    assert [run.run_id for run in await stores.runs.list_newest('alice', ALL, RunFilter(base_model='large'))] == [
-        'ad-2'
-    ]
-    assert {run.run_id for run in await stores.runs.list_newest('alice', ALL, RunFilter())} == {'ad-1', 'ad-2'}
+    assert [
+        run.run_id for run in (await stores.runs.list_newest('alice', ALL, RunFilter(base_model='large'))).items
+    ] == ['ad-2']
+    assert {run.run_id for run in (await stores.runs.list_newest('alice', ALL, RunFilter())).items} == {'ad-1', 'ad-2'}
 
 
 async def test_deleted_checkpoint_is_not_listed_until_it_is_saved_again(stores: Any) -> None:
     """A deleted checkpoint is not listed; after it is saved again, it is listed with all fields."""
     await stores.checkpoints.save(CHECKPOINT)
     await stores.checkpoints.mark_deleted(('alice', CHECKPOINT.checkpoint_id), moment=START)
-    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == []
+    assert (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter())).items == []
     await stores.checkpoints.save(CHECKPOINT)
-    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-1')) == [CHECKPOINT]
-    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-2')) == []
-    assert await stores.checkpoints.list_newest('bob', ALL, CheckpointFilter()) == []
+    assert (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-1'))).items == [CHECKPOINT]
+    assert (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter(run_id='ad-2'))).items == []
+    assert (await stores.checkpoints.list_newest('bob', ALL, CheckpointFilter())).items == []
 
 
 async def test_checkpoints_absent_from_a_snapshot_are_not_listed(stores: Any) -> None:
@@ -260,7 +260,7 @@ async def test_checkpoints_absent_from_a_snapshot_are_not_listed(stores: Any) ->
     for checkpoint in (CHECKPOINT, other):
         await stores.checkpoints.save(checkpoint)
     await stores.checkpoints.mark_absent_deleted({('alice', other.checkpoint_id)}, moment=START)
-    assert await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter()) == [other]
+    assert (await stores.checkpoints.list_newest('alice', ALL, CheckpointFilter())).items == [other]
 
 
 async def _add_tenant(stores: Any, number: int, moment: datetime) -> None:
@@ -316,8 +316,9 @@ async def _read_pages(list_newest: Callable[[Page], Any], id_field: str) -> list
     after = None
     while True:
         found = await list_newest(Page(size=2, after=after))
-        assert len(found) <= 3
-        seen += [getattr(item, id_field) for item in found[:2]]
-        if len(found) < 3:
+        assert len(found.items) <= 2
+        seen += [getattr(item, id_field) for item in found.items]
+        if found.next_cursor is None:
             return seen
-        after = Cursor(found[1].create_time, seen[-1])
+        assert found.next_cursor == Cursor(found.items[-1].create_time, seen[-1])
+        after = found.next_cursor

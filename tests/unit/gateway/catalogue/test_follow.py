@@ -59,7 +59,7 @@ async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
 
 async def activity(runs: MemoryRunStore) -> dict[str, bool]:
     """Return whether each run of alice is active, by run id."""
-    listed = await runs.list_newest('alice', Page(size=100), RunFilter())
+    listed = (await runs.list_newest('alice', Page(size=100), RunFilter())).items
     return {run.run_id: run.is_active for run in listed}
 
 
