@@ -1,7 +1,7 @@
 """Response documents of completions and chats, complete or as a stream of chunks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from twinkle_services.gateway.fleet.model_routes import shown_name
@@ -141,15 +141,21 @@ class ResponseWriter:
     """Implements `Writer` for completions and chat completions."""
 
     def __init__(
-        self, request: GenerationRequest, model: ResolvedModel, *, form: ChoiceFormat, usage: TokenUsage, created: int
+        self,
+        request: GenerationRequest,
+        model: ResolvedModel,
+        *,
+        form: Callable[[GenerationRequest], ChoiceFormat],
+        usage: TokenUsage,
+        created: int,
     ) -> None:
         """Prepare a response; `usage` must be complete after the last delta, and `created` is in seconds since 1970."""
         self._request = request
         self._model = model
-        self._form = form
+        self._form = form(request)
         self._usage = usage
         self._head = {
-            'id': new_id(form.id_prefix),
+            'id': new_id(self._form.id_prefix),
             'created': created,
             'model': request.model,
             'system_fingerprint': f'twinkle-{software_version()}',

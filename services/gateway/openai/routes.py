@@ -16,7 +16,6 @@ from twinkle_services.gateway.openai.chat_request import chat_request
 from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
 from twinkle_services.gateway.openai.completion_responses import (
     ChatFormat,
-    ChoiceFormat,
     CompletionFormat,
     ResponseWriter,
     Writer,
@@ -55,8 +54,8 @@ class OpenAiRoutes:
 
     def routes(self) -> list[Route]:
         shared = OpenAiErrors()
-        complete = partial(self._generate, completion_request, partial(_writer, CompletionFormat))
-        chat = partial(self._generate, chat_request, partial(_writer, ChatFormat))
+        complete = partial(self._generate, completion_request, partial(ResponseWriter, form=CompletionFormat))
+        chat = partial(self._generate, chat_request, partial(ResponseWriter, form=ChatFormat))
         respond = partial(self._generate, item_request, ItemWriter, is_named=True)
         answer = partial(self._generate, message_request, MessageWriter, is_named=True)
         rows = (
@@ -155,17 +154,6 @@ def _credentials(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers with the key in `x-api-key` as a bearer token, unless they already have an authorization."""
     key = headers.get('x-api-key')
     return {'authorization': f'Bearer {key}', **headers} if key else headers
-
-
-def _writer(
-    make_form: Callable[[GenerationRequest], ChoiceFormat],
-    request: GenerationRequest,
-    model: ResolvedModel,
-    *,
-    usage: TokenUsage,
-    created: int,
-) -> ResponseWriter:
-    return ResponseWriter(request, model, form=make_form(request), usage=usage, created=created)
 
 
 async def _closing(

@@ -80,7 +80,7 @@ async def response_to(request: GenerationRequest, events: list[tuple[int, wire.S
                 yield piece
 
     writer = ResponseWriter(
-        request, ResolvedModel(base_model='m'), form=CompletionFormat(request), usage=reader.usage, created=1
+        request, ResolvedModel(base_model='m'), form=CompletionFormat, usage=reader.usage, created=1
     )
     return await writer.complete(pieces())
 
@@ -149,7 +149,7 @@ async def test_complete_response_has_bounded_logprobs() -> None:
     writer = ResponseWriter(
         request,
         ResolvedModel(base_model='m'),
-        form=CompletionFormat(request),
+        form=CompletionFormat,
         usage=reader_for(request).usage,
         created=1,
     )
