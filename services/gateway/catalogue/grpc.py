@@ -151,12 +151,9 @@ class GrpcAdapterFeed(Generic[Entry]):
         *,
         is_reports_only: bool = False,
     ) -> None:
-        """Use `channel`, which carries the gateway's internal identity.
+        """Use `channel`, which carries the gateway's internal identity, and convert responses with `entry_of`.
 
-        Args:
-            channel: channel to the model service.
-            entry_of: converts a response with an adapter.
-            is_reports_only: whether to receive the metrics of adapters, and only changes that add a report.
+        With `is_reports_only`, responses contain the metrics of adapters, and only changes that add a report are sent.
         """
         self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
         self._entry_of = entry_of
@@ -190,11 +187,7 @@ async def entry_events(
 ) -> AsyncIterator[CatalogueEvent[Entry]]:
     """Yield the events of a WatchAdapters or WatchCheckpoints call, and cancel the call at the end.
 
-    Args:
-        call: the running call.
-        entry_of: converts a response with an adapter or a checkpoint.
-        id_field: 'adapter_id' or 'checkpoint_id'.
-        service: name of the called service in errors.
+    `entry_of` converts a response with an adapter or a checkpoint, whose id is in its field `id_field`.
 
     Raises:
         DomainError: the call failed, for example because the service is unreachable or refuses the resume token.

@@ -29,11 +29,8 @@ class AdapterLists:
     """Serves ListAdapters for several model services.
 
     A page token contains a page token of each service and the last adapter that was listed. If only a part of a
-    service's page was listed, that page is read again, and the list continues after the last adapter.
-
-    Args:
-        services: ListAdapters of each service by name.
-        base_models_of: returns the base models that a service is known to hold.
+    service's page was listed, that page is read again, and the list continues after the last adapter. `services`
+    contains ListAdapters of each service, and `base_models_of` returns the base models that a service is known to hold.
     """
 
     def __init__(self, services: Mapping[str, ListOne], *, base_models_of: Callable[[str], Collection[str]]) -> None:

@@ -260,12 +260,7 @@ _LINE_ENDS = {ord(end): f'\\u{ord(end):04x}' for end in '\u0085\u2028\u2029'}
 
 
 def event_bytes(event: Mapping[str, Any], *, name: str = '') -> bytes:
-    """Encode one server-sent event; characters that some readers treat as line ends are escaped.
-
-    Args:
-        event: Data of the event.
-        name: Name of the event; empty for an event without a name.
-    """
+    """Encode one server-sent event, without a name if `name` is empty; characters that may end a line are escaped."""
     text = _json_text(event)
     if not text.isascii():
         text = text.translate(_LINE_ENDS)

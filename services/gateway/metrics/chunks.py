@@ -27,10 +27,7 @@ CHUNK_POINTS = 1024
 def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time_us: int) -> dict[ChunkKey, Points]:
     """Return points by the chunk that they belong to. Of points with the same name and step, the last one is kept.
 
-    Args:
-        points: new points.
-        stored: steps of the stored chunks of each metric, ascending; a metric without chunks may be absent.
-        time_us: time of storage.
+    `stored` contains the steps of the stored chunks of each metric, ascending; a metric without chunks may be absent.
     """
     last = {(point.name, point.step): point.value for point in points}
     found = defaultdict[ChunkKey, list[tuple[int, float, int]]](list)

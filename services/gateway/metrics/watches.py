@@ -97,10 +97,7 @@ class MetricWatches:
     ) -> AsyncGenerator[MetricUpdate, None]:
         """Yield an update of each run, and then one after each change, until the gateway begins to stop.
 
-        Args:
-            caller: Tenant of the runs.
-            known: Runs to watch, each with the revision up to which the watcher has all points, or None.
-            wanted: Points to send.
+        `known` contains the runs to watch, each with the revision up to which the watcher has all points, or None.
 
         Raises:
             QueueFull: the tenant has too many watches.

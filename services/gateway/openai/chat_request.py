@@ -165,11 +165,7 @@ def choice_of(value: Any) -> Any:
 
 
 def check_system_roles(roles: Sequence[str], path: str) -> None:
-    """Check that all system and developer messages are at the beginning.
-
-    Args:
-        roles: role of each message.
-        path: field of the messages.
+    """Check that all system and developer messages are at the beginning of the messages in the field `path`.
 
     Raises:
         InvalidField: a system or developer message follows a message with another role.

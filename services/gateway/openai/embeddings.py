@@ -94,12 +94,8 @@ async def embedding_response(
 ) -> list[bytes]:
     """Return the response to a request, as the parts of a JSON document, after all results have arrived.
 
-    Args:
-        request: request of the client.
-        model: weights that the request names.
-        results: results of the samplers, in any order.
-        sizes: hidden sizes by base model; the size of this model is added.
-        reserve: reserves memory for a number of bytes, and may raise BytesFull.
+    `results` may have any order. The hidden size of the base model is added to `sizes`. `reserve` reserves memory for a
+    number of bytes.
 
     Raises:
         InvalidField: the response would be too large.

@@ -141,11 +141,6 @@ def sampling_params(
 def prompts_of(value: Any, field: str, *, limit: int) -> tuple[sampling_pb2.Prompt, ...]:
     """Return the prompts of a string, a list of strings, a list of tokens, or a list of token lists.
 
-    Args:
-        value: value of the parameter.
-        field: name of the parameter.
-        limit: maximum number of prompts.
-
     Raises:
         InvalidField: the value has a different form, a prompt is empty, or there are too many prompts.
     """

@@ -22,13 +22,7 @@ _TAIL_TOKENS = 16
 
 
 class ToolCallReader:
-    """Finds the tool calls in the choices of one response.
-
-    Args:
-        use: the tools.
-        tool_format: format of the base model's calls, as its samplers report it.
-        base_model: name of the base model.
-        tokens: texts of tokens.
+    """Finds the tool calls in the choices of one response, in the format that the samplers of the base model report.
 
     Raises:
         InvalidField: the base model has no known format of calls.

@@ -88,20 +88,11 @@ class SqlRolloutStore(SqlStore):
         self._reading = Threads('rollouts-reading', count=1)
 
     async def save(self, run: EntryKey, step: int, groups: Groups, *, moment: datetime, max_bytes: int) -> int:
-        """Store rollouts; a rollout with the step, group and index of a stored one replaces it.
+        """Store rollouts of one step, and return the number of removed groups.
 
-        If the run would have more than `max_bytes` stored bytes, groups are removed in the order of their last change;
-        groups of the same call are removed in the order of their ids.
-
-        Args:
-            run: tenant and run.
-            step: step of all groups.
-            groups: new rollouts.
-            moment: time of storage.
-            max_bytes: limit of stored bytes: the compressed bytes and a constant for each group.
-
-        Returns:
-            The number of removed groups.
+        A rollout with the step, group and index of a stored one replaces it. If the run would have more than
+        `max_bytes` stored bytes (the compressed bytes and a constant for each group), groups are removed in the order of
+        their last change; groups of the same call are removed in the order of their ids.
 
         Raises:
             RolloutsTooLarge: the changed groups have more than `max_bytes`, or more than `MAX_CHANGED_BYTES` before
