@@ -33,7 +33,6 @@ from twinkle_services.gateway.quotas.quotas import Quotas, open_quotas, quota_jo
 from twinkle_services.gateway.quotas.sql import SqlEndedUsage
 from twinkle_services.gateway.rollouts.rollouts import Rollouts
 from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutStore
-from twinkle_services.gateway.sampling.grpc import GrpcWeightFacts
 from twinkle_services.gateway.sampling.sampling import open_sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.sessions.sessions import open_sessions
@@ -79,10 +78,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
         exports, export_runner = open_exports(config, database, catalogue.client, clock=clock)
-        trainer, weights = _trainer(config, upstreams, quotas), GrpcWeightFacts(upstreams.lookups)
+        trainer, lookups = _trainer(config, upstreams, quotas), upstreams.lookups
         opening = open_futures(config, database, trainer=trainer, sampling=sampling, quotas=quotas, clock=clock)
         futures, future_jobs = await stack.enter_async_context(opening)
-        handles = open_handles(database, futures, sampling=sampling, weights=weights, quotas=quotas, clock=clock)
+        handles = open_handles(database, futures, sampling=sampling, lookups=lookups, quotas=quotas, clock=clock)
         replicas = open_replicas(config, fleet)
         records = _records(config, database, catalogue, upstreams, quotas, clock=clock)
         record_servers, record_jobs, end_watches = await stack.enter_async_context(records)
@@ -93,7 +92,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         server.on_drain(fleet.close, futures.begin_stop, end_watches)
         chat, service = FleetSamplers(sampling, fleet, describe=samplers.describe), FutureService(futures, handles)
         routes = [
-            *open_openai(config, chat, catalogue.runs, weights, clock=clock),
+            *open_openai(config, chat, catalogue.runs, lookups, clock=clock),
             *open_tinker(config, database, sessions=sessions, service=service, upstreams=upstreams, samplers=samplers),
             *open_console(config, server, accounts.verifier, stack, checkpoints=catalogue.client, clock=clock),
             *open_tinker_catalogue(database, catalogue, accounts, sessions, upstreams=upstreams, clock=clock),

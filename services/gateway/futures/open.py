@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from twinkle_services.gateway.catalogue.follow import Job
 from twinkle_services.gateway.config import FuturesConfig, GatewayConfig
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.futures.capacity import FutureCapacity, SampleTally
 from twinkle_services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
 from twinkle_services.gateway.futures.futures import Futures
@@ -20,7 +21,6 @@ from twinkle_services.gateway.futures.sql_peers import SqlPeers
 from twinkle_services.gateway.futures.waiters import Waiters
 from twinkle_services.gateway.quotas.quotas import Quotas
 from twinkle_services.gateway.sampling.handles import SamplingHandles
-from twinkle_services.gateway.sampling.ports import WeightFacts
 from twinkle_services.gateway.sampling.sampling import Sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.store.database import Database
@@ -92,11 +92,11 @@ async def open_futures(
 
 
 def open_handles(
-    database: Database, futures: Futures, *, sampling: Sampling, weights: WeightFacts, quotas: Quotas, clock: Clock
+    database: Database, futures: Futures, *, sampling: Sampling, lookups: GrpcLookups, quotas: Quotas, clock: Clock
 ) -> SamplingHandles:
     """Return the sampling handles, and let `futures` sample from them."""
     store, tally = SqlHandleStore(database), SampleTally(quotas.meter)
-    handles = SamplingHandles(store, weights, futures.wait_for_result, caller=current_caller, clock=clock)
+    handles = SamplingHandles(store, lookups, futures.wait_for_result, caller=current_caller, clock=clock)
     sample = SamplePrompt(sampling.complete, handles, Retry(), on_result=tally.note)
     futures.add_executor(SAMPLE_KIND, sample, on_settled=tally.settled)
     return handles

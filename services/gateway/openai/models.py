@@ -19,13 +19,13 @@ from twinkle_services.gateway.errors import NoReplica, RunNotFound
 from twinkle_services.gateway.fleet.members import Membership
 from twinkle_services.gateway.fleet.model_routes import served_name, shown_name
 from twinkle_services.gateway.fleet.rules import ReplicaReport
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.paging import Page
 from twinkle_services.gateway.sampling.convert import (
     batch_request_from_proto,
     describe_request_from_bytes,
     sample_request_from_proto,
 )
-from twinkle_services.gateway.sampling.ports import WeightFacts
 from twinkle_services.gateway.sampling.sampling import Sampling
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import BaseModelNotFound, Code, DomainError, InvalidField
@@ -181,10 +181,10 @@ class ResolvedModel:
 class ModelResolver:
     """Finds and lists models for a caller: base models, runs, versions of runs, and checkpoints."""
 
-    def __init__(self, samplers: FleetSamplers, *, runs: Runs, weights: WeightFacts, started_at: datetime) -> None:
+    def __init__(self, samplers: FleetSamplers, *, runs: Runs, lookups: GrpcLookups, started_at: datetime) -> None:
         self._samplers = samplers
         self._runs = runs
-        self._weights = weights
+        self._lookups = lookups
         self._created = int(started_at.timestamp())
         """Reported creation time of base models, in seconds since 1970."""
 
@@ -236,8 +236,8 @@ class ModelResolver:
         """Return the base model of weights whose run is not in the catalogue; empty if the caller cannot use them."""
         try:
             if adapter.checkpoint_path:
-                return await self._weights.base_of_checkpoint(adapter.checkpoint_path)
-            return await self._weights.base_of_adapter(adapter.adapter_id)
+                return (await self._lookups.checkpoint(adapter.checkpoint_path)).base_model
+            return (await self._lookups.adapter(adapter.adapter_id)).base_model
         except DomainError as error:
             if adapter.checkpoint_path and error.code is Code.UNAVAILABLE:
                 raise

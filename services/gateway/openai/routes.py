@@ -8,12 +8,13 @@ from typing import Any
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.http.body import read_json
 from twinkle_services.gateway.http.call import EncodedResponse, EventResponse, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.openai.anthropic_events import MessageErrors, MessageWriter
 from twinkle_services.gateway.openai.anthropic_request import message_request
 from twinkle_services.gateway.openai.chat_request import chat_request
-from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts, TokenUsage
+from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
 from twinkle_services.gateway.openai.completion_responses import (
     ChatFormat,
     CompletionFormat,
@@ -28,7 +29,6 @@ from twinkle_services.gateway.openai.responses_events import ItemWriter
 from twinkle_services.gateway.openai.responses_request import item_request
 from twinkle_services.gateway.openai.tool_calls import ToolCallReader
 from twinkle_services.gateway.openai.tools import ToolUse, explained
-from twinkle_services.gateway.sampling.ports import WeightFacts
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.context import current_caller
@@ -166,7 +166,7 @@ async def _closing(
 
 
 def open_openai(
-    config: GatewayConfig, samplers: FleetSamplers, runs: Runs, weights: WeightFacts, *, clock: Clock
+    config: GatewayConfig, samplers: FleetSamplers, runs: Runs, lookups: GrpcLookups, *, clock: Clock
 ) -> list[Route]:
-    models = ModelResolver(samplers, runs=runs, weights=weights, started_at=clock.now())
+    models = ModelResolver(samplers, runs=runs, lookups=lookups, started_at=clock.now())
     return OpenAiRoutes(samplers, models, clock=clock, body_bytes=config.http_body_bytes).routes()

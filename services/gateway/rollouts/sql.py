@@ -91,8 +91,8 @@ class SqlRolloutStore(SqlStore):
         """Store rollouts of one step, and return the number of removed groups.
 
         A rollout with the step, group and index of a stored one replaces it. If the run would have more than
-        `max_bytes` stored bytes (the compressed bytes and a constant for each group), groups are removed in the order of
-        their last change; groups of the same call are removed in the order of their ids.
+        `max_bytes` stored bytes (compressed, and a constant for each group), groups are removed in the order of their
+        last change; groups of the same call are removed in the order of their ids.
 
         Raises:
             RolloutsTooLarge: the changed groups have more than `max_bytes`, or more than `MAX_CHANGED_BYTES` before

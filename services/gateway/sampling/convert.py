@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+from twinkle.api.model.v1 import training_service_pb2
 from twinkle.api.sampler.v1 import engine_pb2, sampling_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.data_format import base_model_id
@@ -193,6 +194,11 @@ def residents_to_proto(adapters: Iterable[ResidentAdapter], *, next_page_token: 
     """Return a serialized page of adapter versions."""
     messages = [engine_pb2.ResidentAdapter(**vars(item)) for item in adapters]
     return wire.ListResidentAdaptersResponse(adapters=messages, next_page_token=next_page_token).SerializeToString()
+
+
+def published_version(result: bytes) -> int:
+    """Return the version that a future published, from its result."""
+    return training_service_pb2.ExecuteResponse.FromString(result).result.publish.version
 
 
 def interval_from_proto(request: wire.WatchLoadRequest) -> timedelta:

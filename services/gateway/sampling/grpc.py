@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import grpc
 
-from twinkle.api.model.v1 import training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.errors import AdapterNotPublished
 from twinkle_services.gateway.fleet.convert import load_from_proto, resident_from_proto
@@ -173,22 +172,3 @@ def _indices_of(part: BatchPart) -> Iterator[None]:
 
 def _seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
-
-
-class GrpcWeightFacts:
-    """Implements `ports.WeightFacts` with lookups at the model and checkpoint services."""
-
-    def __init__(self, lookups: GrpcLookups) -> None:
-        self._lookups = lookups
-
-    async def base_of_adapter(self, adapter_id: str) -> str:
-        return (await self._lookups.adapter(adapter_id)).base_model
-
-    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
-        return (await self._lookups.checkpoint(checkpoint_path)).base_model
-
-    async def unpin(self, adapter_id: str, version: int) -> None:
-        await self._lookups.unpin(adapter_id, version)
-
-    def version_of(self, result: bytes) -> int:
-        return training_service_pb2.ExecuteResponse.FromString(result).result.publish.version

@@ -7,7 +7,9 @@ from dataclasses import replace
 import structlog
 
 from twinkle_services.gateway.errors import SessionNotFound
-from twinkle_services.gateway.sampling.ports import HandleStore, WeightFacts
+from twinkle_services.gateway.fleet.upstreams import GrpcLookups
+from twinkle_services.gateway.sampling.convert import published_version
+from twinkle_services.gateway.sampling.ports import HandleStore
 from twinkle_services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
@@ -34,14 +36,14 @@ class SamplingHandles:
     def __init__(
         self,
         store: HandleStore,
-        weights: WeightFacts,
+        lookups: GrpcLookups,
         published: PublishedResult,
         *,
         caller: Callable[[], Caller],
         clock: Clock,
     ) -> None:
         self._store = store
-        self._weights = weights
+        self._lookups = lookups
         self._published = published
         self._caller = caller
         self._clock = clock
@@ -56,20 +58,11 @@ class SamplingHandles:
         """
         base_model = request.base_model
         if request.checkpoint_path:
-            base_model = await self._weights.base_of_checkpoint(request.checkpoint_path)
+            base_model = (await self._lookups.checkpoint(request.checkpoint_path)).base_model
             if request.base_model not in ('', base_model):
                 raise InvalidField('base_model', f'must be {base_model!r} for these weights, or be empty')
-        handle = SamplingHandle(
-            handle_id=request.handle_id,
-            tenant_id=self._caller().tenant_id,
-            session_id=request.session_id,
-            base_model=base_model,
-            checkpoint_path=request.checkpoint_path,
-            adapter_id=request.adapter_id,
-            future_id=request.future_id,
-            is_inflight=request.is_inflight,
-            create_time=self._clock.now(),
-        )
+        facts = {**vars(request), 'base_model': base_model}
+        handle = SamplingHandle(**facts, tenant_id=self._caller().tenant_id, create_time=self._clock.now())
         stored = await self._store.add_if_absent(handle)
         if not stored.is_same_as(handle):
             raise RequestIdReused(request.handle_id)
@@ -112,7 +105,8 @@ class SamplingHandles:
         handle = await self.get(handle_id)
         if handle.base_model:
             return handle
-        return await self._settle(replace(handle, base_model=await self._weights.base_of_adapter(handle.adapter_id)))
+        adapter = await self._lookups.adapter(handle.adapter_id)
+        return await self._settle(replace(handle, base_model=adapter.base_model))
 
     async def resolved(self, handle_id: str) -> SamplingHandle:
         """Return a handle with its base model and version; wait up to a minute for the version to be published.
@@ -140,7 +134,7 @@ class SamplingHandles:
         handle = await self.get(handle_id)
         if not handle.is_version_due:
             return handle
-        published = await self._settle(replace(handle, version=self._weights.version_of(result)))
+        published = await self._settle(replace(handle, version=published_version(result)))
         if not published.is_inflight:
             await self._unpin_old(published)
         return published
@@ -168,7 +162,7 @@ class SamplingHandles:
 
     async def _unpin(self, adapter_id: str, version: int) -> None:
         try:
-            await self._weights.unpin(adapter_id, version)
+            await self._lookups.unpin(adapter_id, version)
         except DomainError as error:
             # A version that no longer exists needs no unpinning.
             if error.code is not Code.NOT_FOUND:

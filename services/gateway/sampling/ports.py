@@ -1,4 +1,4 @@
-"""Ports of sampling: the store of handles, and facts about weights that other services own."""
+"""The store of sampling handles."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -30,27 +30,4 @@ class HandleStore(Protocol):
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:
         """Return the handles of a session, oldest first."""
-        ...
-
-
-class WeightFacts(Protocol):
-    """Facts about weights, on behalf of the current caller.
-
-    Every coroutine raises the owning service's error as a DomainError, or ServiceUnreachable.
-    """
-
-    async def base_of_adapter(self, adapter_id: str) -> str:
-        """Return an adapter's base model."""
-        ...
-
-    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
-        """Return the base model of saved weights, given their native path."""
-        ...
-
-    def version_of(self, result: bytes) -> int:
-        """Return the version that a future published, from its result."""
-        ...
-
-    async def unpin(self, adapter_id: str, version: int) -> None:
-        """Unpin a version, so that newer versions may replace it."""
         ...

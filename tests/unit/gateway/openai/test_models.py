@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fixtures.gateway_stores import MemoryRunStore
+from twinkle.api.checkpoint.v1 import checkpoint_pb2
+from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.openai.models import ModelResolver, sample_all
@@ -61,23 +63,23 @@ async def test_cancelled_reader_leaves_no_task() -> None:
     assert samplers.open_count == 0
 
 
-class FakeWeights:
-    """Fake `WeightFacts` of one adapter and one checkpoint; a test can make it fail."""
+class FakeLookups:
+    """Fake `GrpcLookups` of one adapter and one checkpoint; a test can make it fail."""
 
     def __init__(self) -> None:
         self.failure: DomainError | None = None
 
-    async def base_of_adapter(self, adapter_id: str) -> str:
-        """Return the base model of the adapter 'new'."""
+    async def adapter(self, adapter_id: str) -> adapter_pb2.Adapter:
+        """Return the adapter 'new'."""
         if adapter_id != 'new':
             raise AdapterNotFound(adapter_id)
-        return self._base_model()
+        return adapter_pb2.Adapter(base_model=self._base_model())
 
-    async def base_of_checkpoint(self, checkpoint_path: str) -> str:
-        """Return the base model of the checkpoint 'public' of the run 'theirs'."""
+    async def checkpoint(self, checkpoint_path: str) -> checkpoint_pb2.Checkpoint:
+        """Return the checkpoint 'public' of the run 'theirs'."""
         if checkpoint_path not in {'twinkle://theirs/weights/public.sampler', 'twinkle://theirs/weights/public'}:
             raise self.failure or CheckpointNotFound(checkpoint_path)
-        return self._base_model()
+        return checkpoint_pb2.Checkpoint(base_model=self._base_model())
 
     def _base_model(self) -> str:
         if self.failure is not None:
@@ -97,11 +99,11 @@ ALICE = Caller(tenant_id='alice')
 PUBLIC = 'tinker://theirs/sampler_weights/public'
 
 
-def resolver_of(weights: Any) -> ModelResolver:
+def resolver_of(lookups: Any) -> ModelResolver:
     """Return a resolver with an empty catalogue."""
     models: Any = FakeModels()
     return ModelResolver(
-        models, runs=Runs(MemoryRunStore()), weights=weights, started_at=datetime(2026, 1, 1, tzinfo=UTC)
+        models, runs=Runs(MemoryRunStore()), lookups=lookups, started_at=datetime(2026, 1, 1, tzinfo=UTC)
     )
 
 
@@ -109,7 +111,7 @@ def resolver_of(weights: Any) -> ModelResolver:
 @pytest.mark.parametrize('name', ['new', 'new@3', PUBLIC, 'twinkle://theirs/weights/public'])
 async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -> None:
     """A run that is not in the catalogue yet, and another tenant's public checkpoint, can be sampled."""
-    found = await resolver_of(FakeWeights()).find(ALICE, prefix + name)
+    found = await resolver_of(FakeLookups()).find(ALICE, prefix + name)
     assert (found.base_model, found.run) == ('tiny', None)
     assert found.adapter is not None
     assert found.adapter.adapter_id in {'', 'new'}
@@ -120,22 +122,22 @@ async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -
 async def test_other_weights_are_unknown(name: str) -> None:
     """Weights that the caller may not use are unknown, and their error contains only the requested name."""
     with pytest.raises(BaseModelNotFound) as caught:
-        await resolver_of(FakeWeights()).find(ALICE, name)
+        await resolver_of(FakeLookups()).find(ALICE, name)
     assert caught.value.metadata() == {'baseModel': name, 'known': 'tiny'}
 
 
 async def test_public_weights_need_their_base_model() -> None:
     """A public path after a different base model is refused."""
     with pytest.raises(InvalidField):
-        await resolver_of(FakeWeights()).find(ALICE, f'large;{PUBLIC}')
+        await resolver_of(FakeLookups()).find(ALICE, f'large;{PUBLIC}')
 
 
 async def test_unreachable_services_do_not_hide_models() -> None:
     """An unreachable checkpoint service is an error for a path; an unreachable model service makes a name unknown."""
-    weights = FakeWeights()
-    weights.failure = ServiceUnreachable('checkpoint')
+    lookups = FakeLookups()
+    lookups.failure = ServiceUnreachable('checkpoint')
     with pytest.raises(ServiceUnreachable):
-        await resolver_of(weights).find(ALICE, PUBLIC)
+        await resolver_of(lookups).find(ALICE, PUBLIC)
     with pytest.raises(BaseModelNotFound):
-        await resolver_of(weights).find(ALICE, 'new')
-    assert (await resolver_of(weights).find(ALICE, 'tiny')).base_model == 'tiny'
+        await resolver_of(lookups).find(ALICE, 'new')
+    assert (await resolver_of(lookups).find(ALICE, 'tiny')).base_model == 'tiny'

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures.handle_store import MemoryHandleStore
+from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle_services.gateway.sampling.handles import SamplingHandles
 from twinkle_services.gateway.sampling.rules import SamplingHandle
 from twinkle_services.kit.caller import Caller
@@ -32,14 +33,10 @@ async def not_published(future_id: str) -> None:
 
 
 @dataclass
-class Weights:
-    """Fake weights: a result contains its version, and unpinned versions are recorded."""
+class Lookups:
+    """Fake of `GrpcLookups` that records unpinned versions."""
 
     unpinned: list[int] = field(default_factory=list[int])
-
-    def version_of(self, result: bytes) -> int:
-        """Return the version in a result."""
-        return int(result)
 
     async def unpin(self, adapter_id: str, version: int) -> None:
         """Record the version; the first attempt fails if the version is divisible by 3."""
@@ -50,12 +47,12 @@ class Weights:
         self.unpinned.append(version)
 
 
-async def handles_of(*items: SamplingHandle, weights: Any = None) -> SamplingHandles:
+async def handles_of(*items: SamplingHandle, lookups: Any = None) -> SamplingHandles:
     """Return the operations over a store that contains `items`."""
     store = MemoryHandleStore()
     for item in items:
         await store.add_if_absent(item)
-    return SamplingHandles(store, weights or Weights(), not_published, caller=lambda: ALICE, clock=FakeClock())
+    return SamplingHandles(store, lookups or Lookups(), not_published, caller=lambda: ALICE, clock=FakeClock())
 
 
 async def test_unpublished_version_is_an_error_that_the_client_may_retry() -> None:
@@ -68,33 +65,36 @@ async def test_unpublished_version_is_an_error_that_the_client_may_retry() -> No
 @pytest.mark.parametrize('is_inflight', [False, True])
 async def test_old_snapshots_are_unpinned(*, is_inflight: bool) -> None:
     """All but the newest 32 snapshots are unpinned, even after a failed attempt; in-flight handles pin nothing."""
-    weights = Weights()
+    lookups = Lookups()
     items = [
         replace(HANDLE, handle_id=f's:sample:{index}', future_id=f'fu-{index}', is_inflight=is_inflight)
         for index in range(100)
     ]
-    handles = await handles_of(*items, weights=weights)
+    handles = await handles_of(*items, lookups=lookups)
     for index, item in enumerate(items):
-        await handles.record_published(item.handle_id, str(index + 1).encode())
-    assert set(weights.unpinned) == (set() if is_inflight else set(range(1, 69)))
-    assert all(weights.unpinned.count(version) > 1 for version in weights.unpinned if version % 3 == 0)
+        publish = operation_result_pb2.PublishResult(version=index + 1)
+        result = operation_result_pb2.OperationResult(publish=publish)
+        response = training_service_pb2.ExecuteResponse(result=result)
+        await handles.record_published(item.handle_id, response.SerializeToString())
+    assert set(lookups.unpinned) == (set() if is_inflight else set(range(1, 69)))
+    assert all(lookups.unpinned.count(version) > 1 for version in lookups.unpinned if version % 3 == 0)
 
 
 async def test_versions_of_a_finished_session_are_unpinned() -> None:
     """Only versions of the session are unpinned; failures can be retried, and deleted versions are ignored."""
-    weights = Weights()
+    lookups = Lookups()
     items = [
         replace(HANDLE, handle_id=f's:sample:{index}', version=index + 1, future_id=f'fu-{index}') for index in range(4)
     ]
     other_session = replace(HANDLE, handle_id='other:sample:0', session_id='other', version=50)
     base = replace(HANDLE, handle_id='s:sample:9', adapter_id='', future_id='')
     inflight = replace(HANDLE, handle_id='s:sample:10', version=60, is_inflight=True)
-    handles = await handles_of(*items, other_session, base, inflight, weights=weights)
+    handles = await handles_of(*items, other_session, base, inflight, lookups=lookups)
     with pytest.raises(ServiceUnreachable):
         await handles.unpin_session('s')
     await handles.unpin_session('s')
-    assert set(weights.unpinned) == {1, 2, 3, 4}
-    weights.unpin = _raise_not_found
+    assert set(lookups.unpinned) == {1, 2, 3, 4}
+    lookups.unpin = _raise_not_found
     await handles.unpin_session('s')
 
 
