@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from twinkle_services.gateway.quotas.ports import AdapterLister, DatasetSizes, QuotaStore, UsageStore
-from twinkle_services.gateway.quotas.rules import Quota, TenantQuota, TokenBucket
+from twinkle_services.gateway.quotas.rules import Quota, TokenBucket
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError, QuotaExceeded
 from twinkle_services.kit.ids import new_id
@@ -48,7 +48,7 @@ class QuotaTable:
         Raises:
             ServiceUnreachable: the database does not respond.
         """
-        self._quotas = {item.tenant_id: item.quota for item in await self._store.list_all()}
+        self._quotas = dict(await self._store.list_all())
 
     async def run_forever(self, *, interval: timedelta) -> Never:
         """Reload all quotas every `interval`. If that fails, the previous quotas stay in effect."""
@@ -74,7 +74,7 @@ class QuotaTable:
 
     async def put(self, tenant_id: str, quota: Quota) -> None:
         """Store a quota; this gateway applies it immediately."""
-        await self._store.put(TenantQuota(tenant_id=tenant_id, quota=quota))
+        await self._store.put(tenant_id, quota)
         self._quotas[tenant_id] = quota
 
 

@@ -1,20 +1,20 @@
 """Ports of quotas: stores of quotas and usage, the sizes of datasets, and the lists of adapters."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from twinkle_services.gateway.quotas.rules import TenantQuota, Usage, UsageBatch
+from twinkle_services.gateway.quotas.rules import Quota, Usage, UsageBatch
 
 
 class QuotaStore(Protocol):
     """Stores the quotas that administrators set."""
 
-    async def list_all(self) -> Sequence[TenantQuota]:
-        """Return the quotas of all tenants."""
+    async def list_all(self) -> Mapping[str, Quota]:
+        """Return the quotas of all tenants by id."""
         ...
 
-    async def put(self, quota: TenantQuota) -> None:
+    async def put(self, tenant_id: str, quota: Quota) -> None:
         """Store a quota, replacing the tenant's previous one."""
         ...
 

@@ -38,14 +38,6 @@ class Quota:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TenantQuota:
-    """Quota that an administrator set for a tenant."""
-
-    tenant_id: str
-    quota: Quota
-
-
-@dataclass(frozen=True, kw_only=True)
 class Work:
     """Counts of finished work; the sum of two values adds their counts."""
 

@@ -1,6 +1,6 @@
 """Tables and stores of quotas and usage. Several gateways may add work to the same row at the same time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, cast
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.catalogue.sql import CheckpointRow, RunRow, is_existing_checkpoint
 from twinkle_services.gateway.metrics.sql import MetricRunRow
-from twinkle_services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work, hour_of
+from twinkle_services.gateway.quotas.rules import Quota, Reading, Usage, UsageBatch, Work, hour_of
 from twinkle_services.gateway.store.base import DELETED_AT_ONCE, Base, SqlStore, as_row, delete_all, insert_into
 
 _COUNTS = ('trained_token_count', 'sampled_token_count', 'prompt_token_count', 'operation_count', 'prompt_count')
@@ -38,17 +38,14 @@ class QuotaRow(Base):
 class SqlQuotaStore(SqlStore):
     """Implements `QuotaStore`."""
 
-    async def list_all(self) -> Sequence[TenantQuota]:
-        query = select(QuotaRow.tenant_id, *(getattr(QuotaRow, name) for name in _LIMITS)).order_by(QuotaRow.tenant_id)
+    async def list_all(self) -> Mapping[str, Quota]:
+        query = select(QuotaRow.tenant_id, *(getattr(QuotaRow, name) for name in _LIMITS))
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
-        return [
-            TenantQuota(tenant_id=tenant_id, quota=Quota(**dict(zip(_LIMITS, limits, strict=True))))
-            for tenant_id, *limits in rows
-        ]
+        return {tenant_id: Quota(**dict(zip(_LIMITS, limits, strict=True))) for tenant_id, *limits in rows}
 
-    async def put(self, quota: TenantQuota) -> None:
-        await self._put(QuotaRow, {'tenant_id': quota.tenant_id, **as_row(quota.quota)})
+    async def put(self, tenant_id: str, quota: Quota) -> None:
+        await self._put(QuotaRow, {'tenant_id': tenant_id, **as_row(quota)})
 
 
 class UsageRow(Base):

@@ -16,7 +16,7 @@ from twinkle_services.gateway.keys.rules import Tenant
 from twinkle_services.gateway.keys.sql import SqlTenantStore
 from twinkle_services.gateway.metrics.rules import Point, PointLimits
 from twinkle_services.gateway.metrics.sql import SqlMetricStore
-from twinkle_services.gateway.quotas.rules import Quota, Reading, TenantQuota, Usage, UsageBatch, Work
+from twinkle_services.gateway.quotas.rules import Quota, Reading, Usage, UsageBatch, Work
 from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from twinkle_services.gateway.store.database import Database
 
@@ -75,13 +75,10 @@ async def used(store: Any, tenant_id: str = 'alice', **times: Any) -> dict[str, 
 
 async def test_quota_is_replaced_by_the_last_one(stores: Stores) -> None:
     """Storing a quota replaces the tenant's previous quota; unset limits remain unset."""
-    await stores.quotas.put(TenantQuota(tenant_id='alice', quota=Quota(max_adapters=1, weight=2.0)))
-    await stores.quotas.put(TenantQuota(tenant_id='alice', quota=FULL))
-    await stores.quotas.put(TenantQuota(tenant_id='bob', quota=Quota()))
-    assert list(await stores.quotas.list_all()) == [
-        TenantQuota(tenant_id='alice', quota=FULL),
-        TenantQuota(tenant_id='bob', quota=Quota()),
-    ]
+    await stores.quotas.put('alice', Quota(max_adapters=1, weight=2.0))
+    await stores.quotas.put('alice', FULL)
+    await stores.quotas.put('bob', Quota())
+    assert await stores.quotas.list_all() == {'alice': FULL, 'bob': Quota()}
 
 
 async def test_work_adds_up_by_tenant_and_run(stores: Stores) -> None:
