@@ -12,13 +12,14 @@ from twinkle_services.gateway.fleet.sampler_choice import LoadTable, PrefixMemor
 class Membership:
     """Stores the fleet, the load of its replicas and the prefixes sent to them, and notifies listeners of changes.
 
-    `Fleet` documents the methods with the same names. All methods except `wait_for_change` return immediately.
+    All methods except `wait_for_change` return immediately.
 
     Concurrency: use it from one event loop only.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        fleet.on_change = self._notify
         self._loads = LoadTable()
         self._prefixes = PrefixMemory()
         self._open_calls: Counter[str] = Counter()
@@ -29,31 +30,15 @@ class Membership:
         self.is_closing = asyncio.Event()
         """Set when the gateway begins to stop; watches and leases then finish."""
 
-    def register(self, report: ReplicaReport, *, is_static: bool = False) -> Replica:
-        with self._changing():
-            return self.fleet.register(report, is_static=is_static)
-
     def renew(self, report: ReplicaReport) -> Replica:
-        with self._changing():
-            replica = self.fleet.renew(report)
-            self._loads.reported(report.replica_id)
-            return replica
-
-    def end_lease(self, replica_id: str, lease_number: int) -> None:
-        with self._changing():
-            self.fleet.end_lease(replica_id, lease_number)
-
-    def drain(self, replica_id: str) -> Replica:
-        with self._changing():
-            return self.fleet.drain(replica_id)
-
-    def mark_lost(self, replica_id: str) -> None:
-        with self._changing():
-            self.fleet.mark_lost(replica_id)
+        """Store a replica's report as `Fleet.renew` does, and use the load in the report from now on."""
+        replica = self.fleet.renew(report)
+        self._loads.reported(report.replica_id)
+        return replica
 
     def expire(self) -> None:
-        with self._changing():
-            self.fleet.expire()
+        """Remove replicas as `Fleet.expire` does, and their loads."""
+        self.fleet.expire()
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 
     def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
@@ -107,14 +92,10 @@ class Membership:
         self.is_closing.set()
         self._wake()
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        before = self.fleet.revision
-        yield
-        if self.fleet.revision != before:
-            self._wake()
-            for listener in self._listeners:
-                listener()
+    def _notify(self) -> None:
+        self._wake()
+        for listener in self._listeners:
+            listener()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -110,7 +110,7 @@ def fleet_jobs(
     if sampler is not None:
         address = config.upstreams.sampler
         report = ReplicaReport(replica_id=f'static-{address}', service='sampler', address=address)
-        membership.register(report, is_static=True)
+        membership.fleet.register(report, is_static=True)
         jobs.append(partial(_follow, membership, StaticSampler(report, channel=sampler)))
     return jobs
 
@@ -141,5 +141,5 @@ async def _follow(membership: Membership, sampler: StaticSampler) -> Never:
                     membership.renew(report)
         except DomainError as error:
             _log.info('static sampler unreachable', replica=replica_id, reason=error.reason)
-        membership.mark_lost(replica_id)
+        membership.fleet.mark_lost(replica_id)
         await asyncio.sleep(1.0)

@@ -74,7 +74,7 @@ class Replicas:
         replica may register again.
         """
         require_internal(caller)
-        self._membership.register(report)
+        self._membership.fleet.register(report)
         return await self._checkpoint_address_for(report)
 
     async def lease(self, caller: Caller, reports: AsyncIterator[ReplicaReport]) -> AsyncGenerator[LeaseTerms, None]:
@@ -96,7 +96,7 @@ class Replicas:
                     raise ReplicaNotFound(report.replica_id)
                 yield self._terms_for(self._membership.renew(report))
         finally:
-            self._membership.end_lease(replica_id, number)
+            self._membership.fleet.end_lease(replica_id, number)
 
     async def drain(self, caller: Caller, replica_id: str) -> Replica:
         """Stop sending requests to a replica; the next lease terms instruct the replica to drain.
@@ -107,7 +107,7 @@ class Replicas:
             ReplicaNotFound: no replica has this id, or it is lost.
         """
         require_scope(caller, 'operator')
-        return self._membership.drain(replica_id)
+        return self._membership.fleet.drain(replica_id)
 
     async def list(self, caller: Caller, page: Page) -> tuple[list[Replica], tuple[str] | None]:
         """Return one page of replicas, sorted by id, and the sort key of its last item; no key on the last page."""

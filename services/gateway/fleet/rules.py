@@ -6,7 +6,7 @@ configuration, hold no lease and are never removed.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -123,6 +123,8 @@ class Fleet:
         self.oldest_revision = 0
         """Watchers that resume from an older revision have missed changes."""
         self.revision = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change."""
 
     def replicas(self) -> list[Replica]:
         """Return all replicas, by join time and then id."""
@@ -296,6 +298,7 @@ class Fleet:
         self.revision += 1
         member.revision = self.revision
         member.replica = replica
+        self.on_change()
 
     def _remove(self, replica_id: str) -> None:
         del self._members[replica_id]
@@ -303,6 +306,7 @@ class Fleet:
         self._departures[replica_id] = self.revision
         while len(self._departures) > MAX_REMEMBERED_DEPARTURES:
             _, self.oldest_revision = self._departures.popitem(last=False)
+        self.on_change()
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:

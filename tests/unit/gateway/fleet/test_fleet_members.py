@@ -38,9 +38,9 @@ def test_samplers_are_counted_by_state() -> None:
     """A metric counts the samplers by their state."""
     membership = new_membership()
     for name in ('a', 'b', 'c', 'd'):
-        membership.register(report(name))
-    membership.drain('b')
-    membership.mark_lost('c')
+        membership.fleet.register(report(name))
+    membership.fleet.drain('b')
+    membership.fleet.mark_lost('c')
     with measures.fleet_members.observing(membership.count_by_state):
         counts = [metric('twinkle_fleet_members', state=state) for state in ('ready', 'draining', 'lost')]
     assert counts == [2, 1, 1]
@@ -52,13 +52,13 @@ def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> N
     membership = new_membership()
     for index, kind in enumerate(kinds):
         name = f'{kind}-{index}'
-        membership.register(
+        membership.fleet.register(
             report(name, base_model='n' if kind == 'other' else 'm', running=4 if kind == 'full' else 0)
         )
         if kind == 'draining':
-            membership.drain(name)
+            membership.fleet.drain(name)
         if kind == 'lost':
-            membership.mark_lost(name)
+            membership.fleet.mark_lost(name)
         if kind == 'failed':
             membership.fleet.note_failure(name)
     found = membership.find_for(KEY, excluded=frozenset())
@@ -70,14 +70,14 @@ def test_find_prefers_free_then_full_then_failed_replicas(kinds: list[str]) -> N
 def test_excluded_replica_is_not_found() -> None:
     """A replica that was already tried is not returned again."""
     membership = new_membership()
-    membership.register(report('a'))
+    membership.fleet.register(report('a'))
     assert membership.find_for(KEY, excluded={'a'}) is None
 
 
 async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     """A watch yields all replicas, a sync marker, and then changes; its token resumes after the last change."""
     membership = new_membership()
-    membership.register(report('a'))
+    membership.fleet.register(report('a'))
     replicas = Replicas(
         membership,
         FleetConfig(),
@@ -91,13 +91,13 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     assert (synced.replica, synced.left_replica_id) == (None, '')
     pending = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
-    membership.register(report('b'))
+    membership.fleet.register(report('b'))
     event = await pending
     assert event.replica is not None
     assert event.replica.replica_id == 'b'
     await events.aclose()
-    membership.drain('a')
-    membership.end_lease('a', 0)
+    membership.fleet.drain('a')
+    membership.fleet.end_lease('a', 0)
     resumed = replicas.watch(OPERATOR, event.resume_token)
     assert (await anext(resumed)).left_replica_id == 'a'
     pending = asyncio.ensure_future(anext(resumed, None))
@@ -111,7 +111,7 @@ def test_load_of_departed_replicas_is_bounded() -> None:
     clock = FakeClock()
     membership = Membership(Fleet(clock=clock, lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
     for number in range(50):
-        with membership.track_sequences(membership.register(report(f'r-{number}')), 2):
+        with membership.track_sequences(membership.fleet.register(report(f'r-{number}')), 2):
             clock.advance(timedelta(minutes=2))
         membership.expire()
         assert membership.known_load_count <= 1

@@ -28,15 +28,15 @@ KEY = RouteKey(base_model='m', blocks=(1,))
 async def test_waiting_request_is_refused_when_the_gateway_stops(is_started: bool) -> None:  # noqa: FBT001
     """A request that waits for a replica fails with Draining; a request with a free replica does not."""
     membership = Membership(Fleet(clock=FakeClock(), lease=timedelta(seconds=10), forget_after=timedelta(minutes=1)))
-    membership.register(ReplicaReport(replica_id='a', service='sampler', address='h:a', base_models=('m',)))
+    membership.fleet.register(ReplicaReport(replica_id='a', service='sampler', address='h:a', base_models=('m',)))
     dispatch = Dispatch(membership, replica_wait=timedelta(minutes=1), begin_wait=timedelta(minutes=1))
     waiting = asyncio.create_task(dispatch.find(Attempt(key=KEY, is_started=is_started, tried={'a'})))
-    membership.mark_lost('a')
+    membership.fleet.mark_lost('a')
     await asyncio.sleep(0)
     membership.close()
     with pytest.raises(Draining):
         await waiting
-    membership.register(ReplicaReport(replica_id='b', service='sampler', address='h:b', base_models=('m',)))
+    membership.fleet.register(ReplicaReport(replica_id='b', service='sampler', address='h:b', base_models=('m',)))
     assert (await dispatch.find(Attempt(key=KEY))).replica_id == 'b'
     with pytest.raises(Draining):
         await dispatch.find(Attempt(key=KEY, is_started=is_started, tried={'b'}))
@@ -55,7 +55,7 @@ class Harness:
     def join(self, replica_id: str) -> None:
         """Register a sampler."""
         report = ReplicaReport(replica_id=replica_id, service='sampler', address=f'h:{replica_id}', base_models=('m',))
-        self.membership.register(report)
+        self.membership.fleet.register(report)
 
     @contextmanager
     def run(self, attempt: Attempt, replica: Replica) -> Iterator[None]:
@@ -192,7 +192,7 @@ async def test_suspect_without_a_sampler_ends_its_turn() -> None:
     with harness.run(running, replica):
         finding = asyncio.create_task(harness.dispatch.find(suspect))
         await asyncio.wait([finding], timeout=0.2)
-        harness.membership.mark_lost('a')
+        harness.membership.fleet.mark_lost('a')
     with pytest.raises(NoReplica):
         await finding
     harness.join('b')
