@@ -53,11 +53,6 @@ class Lane:
     def is_running(self) -> bool:
         return self._running is not None
 
-    @property
-    def waiting_count(self) -> int:
-        """Number of futures that wait for their turn."""
-        return len(self._waiting)
-
     def idle_since(self) -> float | None:
         """Return the time at which the lane became idle; None if a future runs or waits."""
         return None if self._running is not None or self._waiting else self._idle_since

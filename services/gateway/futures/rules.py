@@ -11,8 +11,6 @@ from enum import StrEnum
 
 from twinkle_services.kit.errors import DomainError, RequestIdReused
 
-NOTE_LENGTH = 4096
-"""Maximum number of characters of a note."""
 CREATE_KIND, EXECUTE_KIND, DELETE_KIND = 'create_adapter', 'execute', 'delete_adapter'
 SAMPLE_KIND, REFUSED_KIND = 'sample', 'refused'
 """Kinds of futures; `executors` has a class for each."""
@@ -63,7 +61,7 @@ class FutureRequest:
     position: int = 0
     """Position in the lane: consecutive numbers from 0. Ignored without a lane."""
     note: str = ''
-    """Facts that the API needs to return the outcome, at most `NOTE_LENGTH` characters; stored with the future."""
+    """Facts that the API needs to return the outcome; stored with the future."""
     is_note_free: bool = False
     """Whether a repeated request may have a different note; the first note is stored."""
     topic: str = ''

@@ -46,7 +46,7 @@ def test_every_future_finishes_despite_missing_positions(present: set[int], star
     for position in sorted(present, reverse=True):
         if lane.add(future_at(position), now=now) is Admission.PASSED:
             assert position < start
-    while lane.waiting_count:
+    while lane.idle_since() is None:
         if (started := lane.start()) is not None:
             ran.append(started.position)
         else:
