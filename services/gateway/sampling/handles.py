@@ -61,7 +61,7 @@ class SamplingHandles:
             base_model = (await self._lookups.checkpoint(request.checkpoint_path)).base_model
             if request.base_model not in ('', base_model):
                 raise InvalidField('base_model', f'must be {base_model!r} for these weights, or be empty')
-        facts = {**vars(request), 'base_model': base_model}
+        facts = vars(replace(request, base_model=base_model))
         handle = SamplingHandle(**facts, tenant_id=self._caller().tenant_id, create_time=self._clock.now())
         stored = await self._store.add_if_absent(handle)
         if not stored.is_same_as(handle):

@@ -118,6 +118,6 @@ def sampler_handlers(sampling: Sampling) -> dict[str, grpc.RpcMethodHandler[Any,
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in _DESCRIPTOR.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-        handler = make(getattr(servicer, method.name), request_deserializer=_DECODERS.get(method.name))
-        handlers[f'/{_DESCRIPTOR.full_name}/{method.name}'] = handler
+        serve, decode = getattr(servicer, method.name), _DECODERS.get(method.name)
+        handlers[f'/{_DESCRIPTOR.full_name}/{method.name}'] = make(serve, request_deserializer=decode)
     return handlers
