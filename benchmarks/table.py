@@ -1,8 +1,8 @@
 """The performance table in the documentation: ratios to other programs, and to the same work without an optimization.
 
-`./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`. With `--check`,
-the command writes nothing, and reports the ratios that are more than 5 % below the recorded ratios. If the record is
-from a different machine, the command compares nothing.
+`./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`, which keep the
+last run for each kind of machine. With `--check`, the command writes nothing, and reports the ratios that are more than
+5 % below those recorded for this kind of machine. If there are none, the command compares nothing.
 """
 
 import argparse
@@ -22,9 +22,11 @@ from benchmarks.hardware import describe_hardware
 
 _ROOT = Path(__file__).parents[1]
 RECORD = _ROOT / 'benchmarks' / 'recorded.json'
-"""Ratios and hardware of the last complete run."""
+"""Ratios and hardware of the last complete run on each kind of machine."""
 PAGE = _ROOT / 'docs' / 'performance.md'
 """The page that `render` writes from `RECORD`."""
+FACTS = ('processor', 'cores', 'accelerators')
+"""Facts of the hardware in which two machines of the same kind agree."""
 LARGEST_FALL = 0.05
 """Relative decrease since the record above which a ratio is reported."""
 
@@ -72,17 +74,17 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     parser.add_argument('--check', action='store_true', help='compare with the recorded ratios, and write nothing')
     options = parser.parse_args(arguments)
     hardware = describe_hardware()
+    records = json.loads(RECORD.read_text(encoding='utf-8')) if RECORD.exists() else []
     if options.check:
-        if not RECORD.exists():
-            raise FileNotFoundError(f'{RECORD} does not exist; ./run bench table without --check writes it')
-        recorded = json.loads(RECORD.read_text(encoding='utf-8'))
-        report = difference_of_machines(recorded['hardware'], hardware)
-        report = report or report_of(recorded['ratios'], _measure())
+        recorded = record_of(hardware, records)
+        report = report_of(recorded['ratios'], _measure()) if recorded else _unknown(hardware, records)
         print(report, file=sys.stderr)
         return {'report': report.splitlines()}
     record = {'hardware': hardware, 'ratios': _measure()}
-    RECORD.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
-    PAGE.write_text(render(record), encoding='utf-8')
+    previous = record_of(hardware, records)
+    records = [record if other is previous else other for other in records] + [record] * (previous is None)
+    RECORD.write_text(json.dumps(records, indent=2) + '\n', encoding='utf-8')
+    PAGE.write_text(render(records), encoding='utf-8')
     return record
 
 
@@ -110,21 +112,28 @@ def _spread(ratio: Any) -> dict[str, float]:
     return {'median': round(ratio, 2)}
 
 
-def difference_of_machines(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Return why the ratios of two machines cannot be compared, or '' if the machines have the same hardware."""
-    for fact in ('processor', 'cores', 'accelerators'):
-        if recorded[fact] != current[fact]:
-            values = f'{recorded[fact] or "none"} in the record, and {current[fact] or "none"} here'
-            return f'performance table: not compared, because the machines differ: {fact}: {values}'
-    return ''
+def record_of(hardware: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the record of a machine of the same kind, or None."""
+    kind = [hardware[fact] for fact in FACTS]
+    return next((one for one in records if [one['hardware'][fact] for fact in FACTS] == kind), None)
+
+
+def _unknown(hardware: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+    known = '; '.join(_machine(one['hardware']) for one in records) or 'none'
+    return f'performance table: not compared, because {_machine(hardware)} is not among the recorded machines: {known}'
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    accelerators = ', '.join(hardware['accelerators']) or 'no GPU'
+    return f'{hardware["cores"]} cores of {hardware["processor"]}, {accelerators}'
 
 
 def report_of(recorded: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> str:
     """Return a report on the ratios that have fallen by more than `LARGEST_FALL`."""
-    before = {(ratio['work'], ratio['peer'], ratio['command']): ratio['median'] for ratio in recorded}
+    before = {_key(ratio): ratio['median'] for ratio in recorded}
     fallen: list[str] = []
     for ratio in measured:
-        old = before.get((ratio['work'], ratio['peer'], ratio['command']), 0.0)
+        old = before.get(_key(ratio), 0.0)
         if ratio['median'] < (1 - LARGEST_FALL) * old:
             fallen.append(f'  {ratio["work"]}, against {ratio["peer"]}: {_figures(ratio)}, recorded {old}')
     if not fallen:
@@ -137,26 +146,45 @@ def _figures(ratio: Mapping[str, Any]) -> str:
     return f'{ratio["median"]}{spread}'
 
 
-def render(record: Mapping[str, Any]) -> str:
-    """Return the page with the table in Markdown."""
-    hardware = record['hardware']
+def render(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page with the table in Markdown, with a column of ratios for each machine."""
+    machines = [
+        f'{number}. {_machine(record["hardware"])}, {record["hardware"]["memory_gib"]} GiB of memory; '
+        f'torch {record["hardware"]["libraries"]["torch"]}; {record["ratios"][0]["date"]}'
+        for number, record in enumerate(records, start=1)
+    ]
+    columns = ['work', 'compared with', 'goal', *(f'machine {number + 1}' for number in range(len(records)))]
     lines = [
         '# Performance',
         '',
-        'Measured with `./run bench table`, which writes this page.',
+        'Measured with `./run bench table`, which writes this page, on these machines:',
         '',
-        f'- Machine: {hardware["cores"]} cores of {hardware["processor"]}, {hardware["memory_gib"]} GiB of memory,',
-        f'  {", ".join(hardware["accelerators"]) or "no GPU"}; torch {hardware["libraries"]["torch"]}.',
-        '- Model: SmolLM2-135M.',
-        '- A ratio of 2 means twice as fast. Both sides alternate in one run. Parentheses show the range over rounds.',
-        '- Each side has one thread, except in `peers`, where both sides use their default number of threads.',
+        *machines,
+        '',
+        'The model is SmolLM2-135M. A ratio of 2 means twice as fast. Both sides alternate in one run. Parentheses',
+        'show the range over rounds. Each side has one thread, except in `peers`, where both use their default number.',
         '',
         '[LOG.md](LOG.md) has older measurements, and measurements without a comparison.',
         '',
-        '| work | compared with | ratio | goal | benchmark | date |',
-        '| --- | --- | --- | --- | --- | --- |',
+        f'| {" | ".join([*columns, "benchmark"])} |',
+        f'|{" --- |" * (len(columns) + 1)}',
     ]
-    for ratio in record['ratios']:
-        cells = (ratio['work'], ratio['peer'], _figures(ratio), ratio['goal'], f'`{ratio["command"]}`', ratio['date'])
+    for row in ROWS:
+        cells = [
+            row.work,
+            row.peer,
+            row.goal,
+            *(_cell(row, record['ratios']) for record in records),
+            f'`{row.command}`',
+        ]
         lines.append(f'| {" | ".join(map(str, cells))} |')
     return '\n'.join(lines) + '\n'
+
+
+def _cell(row: Row, ratios: Sequence[Mapping[str, Any]]) -> str:
+    key = (row.work, row.peer, row.command)
+    return next((_figures(ratio) for ratio in ratios if _key(ratio) == key), 'not measured')
+
+
+def _key(ratio: Mapping[str, Any]) -> tuple[str, str, str]:
+    return ratio['work'], ratio['peer'], ratio['command']
