@@ -144,7 +144,7 @@ class RowProcess:
 
 
 class StreamedRows:
-    """The rows of a streamed dataset; a process reads them in each iteration, of which one runs at a time."""
+    """The rows of a streamed dataset; each iteration starts a process, and one runs at a time."""
 
     def __init__(
         self, stream: HubStream, meter: RowMeter, *, access: HubAccess, memory_bytes: int, read_ahead: int
