@@ -13,6 +13,7 @@ from twinkle_services.gateway.catalogue.open import Catalogue, checkpoint_jobs, 
 from twinkle_services.gateway.catalogue.sql import SqlEndedRows
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.console.open import open_console
+from twinkle_services.gateway.errors import StoredRowDamaged
 from twinkle_services.gateway.exports.runner import open_exports
 from twinkle_services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
@@ -241,7 +242,7 @@ def main() -> None:
     try:
         with serving_admin(config.admin_address(), service=config.service) as readiness:
             run_service(run(config, readiness))
-    except (SchemaNotSupported, DatabaseDamaged, PepperUnusable) as error:
+    except (SchemaNotSupported, DatabaseDamaged, StoredRowDamaged, PepperUnusable) as error:
         raise SystemExit(f'{config.service}: {error}') from error
     finally:
         stop_telemetry()

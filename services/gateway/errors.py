@@ -79,6 +79,18 @@ class RunDataDamaged(DataLoss):
     kind: str
 
 
+@domain_error(
+    'STORED_DATA_DAMAGED',
+    'a stored value of {kind} {id!r} is damaged; the operator must restore the database from a backup',
+    disposition=Disposition.REFUSED,
+)
+class StoredRowDamaged(DataLoss):
+    """A row of an SQLite database whose damage was accepted at the start has a text that is not UTF-8."""
+
+    id: str
+    kind: str = 'column'
+
+
 @domain_error('ROLLOUT_NOT_FOUND', 'the run has no rollout {rollout_id!r}; old ones are removed when a run is full')
 class RolloutNotFound(NotFound):
     """The run has no such rollout, or the rollout was removed to make room for newer ones."""

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from twinkle_services.gateway.catalogue.rules import EntryKey
 from twinkle_services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
 from twinkle_services.gateway.catalogue.sql import RunRow
-from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
+from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, StoredRowDamaged, TenantMetricsFull
 from twinkle_services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from twinkle_services.gateway.metrics.rules import (
     MAX_LISTED,
@@ -221,7 +221,7 @@ def _named_damage(run_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, DBAPIError) as error:
+    except (ValueError, DBAPIError, StoredRowDamaged) as error:
         _log.warning('metrics damaged', run=run_id, exc_info=error)
         raise RunDataDamaged(run_id, 'metrics') from error
 

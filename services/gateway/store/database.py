@@ -6,6 +6,7 @@ open with an unfinished transaction, which would block all writers until the con
 """
 
 import asyncio
+import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from twinkle_services.gateway.errors import StoredRowDamaged
 from twinkle_services.gateway.store.migrations import is_current, upgrade_schema
 from twinkle_services.kit import sqlite_seals
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
@@ -44,6 +46,8 @@ KEEPALIVE_OPTIONS: Mapping[str, Any] = {
 """PostgreSQL connection options that detect a lost server within 30 seconds, even during a statement."""
 _READ_ONLY = '25006'
 """SQLSTATE of a write in a read-only transaction."""
+_NOT_UTF8 = re.compile("Could not decode to UTF-8 column '([^']*)'")
+"""Beginning of the driver's error about a stored text, which has no code of SQLite."""
 _log = structlog.get_logger('database')
 
 
@@ -134,6 +138,7 @@ class Database:
 
         Raises:
             ServiceUnreachable: the database does not respond.
+            StoredRowDamaged: a row of an SQLite database is damaged.
         """
         with _converted_connection_errors():
             async with self._writer_lock, self._connected() as connection:
@@ -159,6 +164,7 @@ class Database:
 
         Raises:
             ServiceUnreachable: the database does not respond.
+            StoredRowDamaged: a row of an SQLite database is damaged.
         """
         with _converted_connection_errors():
             async with self._connected() as connection:
@@ -182,12 +188,17 @@ class Database:
 
 
 class _converted_connection_errors:  # noqa: N801 (used like a function)
-    """Converts connection errors to `ServiceUnreachable`."""
+    """Converts connection errors to `ServiceUnreachable`, and those of damaged rows to `StoredRowDamaged`."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        damaged = _NOT_UTF8.match(str(getattr(error, 'orig', '')))
+        if damaged is not None:
+            # The driver's error contains the text, which may be confidential.
+            _log.error('stored row damaged', column=damaged[1])
+            raise StoredRowDamaged(damaged[1]) from error
         unreachable_errors = OperationalError | InterfaceError | PoolTimeoutError | sqlite3.OperationalError
         if isinstance(error, unreachable_errors) or _is_read_only(error):
             _log.warning('database unreachable', exc_info=error)

@@ -13,7 +13,7 @@ import twinkle_services.gateway.__main__  # noqa: F401 (imports every feature, w
 from fixtures.damage import apply, damages_below
 from fixtures.running_gateway import ADMIN_KEY
 from twinkle_services.gateway.config import GatewayConfig
-from twinkle_services.gateway.errors import PayloadLost
+from twinkle_services.gateway.errors import PayloadLost, StoredRowDamaged
 from twinkle_services.gateway.futures.payloads import PayloadFiles
 from twinkle_services.gateway.futures.records import FutureRecords
 from twinkle_services.gateway.futures.rules import Future, FutureRequest
@@ -149,6 +149,21 @@ async def test_definition_of_bytes_is_reported_until_accepted(tmp_path: Path, co
         await _open(tmp_path)
     opened = await _open(tmp_path, is_loss_accepted=True)
     assert await opened.content() == content
+    await opened.close()
+
+
+async def test_rows_with_invalid_text_are_damaged_once_accepted(tmp_path: Path) -> None:
+    """A stored text that is not UTF-8 is reported as damaged, and not as an unreachable database."""
+    await _with_definition(tmp_path, 'sql = sql', 'futures')
+    with closing(sqlite3.connect(tmp_path / 'gateway.db')) as connection:
+        connection.create_function('row_seal', -1, lambda *_: b'')
+        connection.execute("UPDATE futures SET kind = CAST(x'6bff' AS TEXT)")
+        connection.commit()
+    with pytest.raises(DatabaseDamaged, match='futures'):
+        await _open(tmp_path)
+    opened = await _open(tmp_path, is_loss_accepted=True)
+    with pytest.raises(StoredRowDamaged, match='kind'):
+        await opened.content()
     await opened.close()
 
 
