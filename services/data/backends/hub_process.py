@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ names that are stored in a dataset."""
 
 def main() -> None:
     """Write the lines of the request in the first argument; its fields are those of `hub_rows.RowProcess`."""
-    threading.Thread(target=_end_with_service, daemon=True).start()
+    threading.Thread(target=end_with_service, daemon=True).start()
     request: dict[str, Any] = json.loads(sys.argv[1])
     limit = request['memory_bytes'] + _RESERVED_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -51,12 +50,18 @@ def main() -> None:
     output.flush()
 
 
-def _end_with_service() -> None:
-    """End this process at the end of its input, which the service keeps open: also when the service is killed."""
+def end_with_service() -> None:
+    """End this process at the end of its input, which the service keeps open: also when the service is killed.
+
+    A killed service cannot remove the folder of this process. `rm` replaces the process, so that no other thread writes
+    to the folder meanwhile, and ignores the files that an exiting service removes at the same time.
+    """
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    shutil.rmtree(os.environ['HF_DATASETS_CACHE'], ignore_errors=True)
-    os._exit(1)
+    try:
+        os.execvp('rm', ['rm', '-rf', '--', os.environ['HF_DATASETS_CACHE']])  # noqa: S606, S607 (no shell; any `rm`)
+    finally:
+        os._exit(1)
 
 
 def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,8 @@ class RowProcess:
         }
         self._name = source.dataset_id
         # The library's cache contains datasets of the user of this service, which must not be found.
-        self._cache = TemporaryDirectory(prefix='twinkle-')
+        # When the service exits, the process may still write to its folder, and removes the folder afterwards.
+        self._cache = TemporaryDirectory(prefix='twinkle-', ignore_cleanup_errors=True)
         environment = {**os.environ, **_SETTINGS, 'HF_DATASETS_CACHE': self._cache.name}
         if not is_private_allowed:
             environment = {name: value for name, value in environment.items() if name not in _TOKENS} | _ANONYMOUS
