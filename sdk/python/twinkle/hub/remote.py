@@ -102,7 +102,7 @@ def _download_hugging_face(
     except client.errors.RepositoryNotFoundError as error:
         missing = ModelNotFound if kind == 'models' else DatasetNotFound
         raise missing(_absent('Hugging Face', hub_id, kind)) from error
-    # The client does not wrap the errors of its HTTP library.
+    # The client does not wrap the errors of its HTTP library: httpx, or httpx2 since release 2 of the client.
     except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
         reason = f'downloading from Hugging Face failed ({type(error).__name__})'
         raise _unreachable(hub_id, kind, reason) from error
