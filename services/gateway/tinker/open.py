@@ -21,8 +21,7 @@ from twinkle_services.gateway.tinker.futures import FutureRoutes
 from twinkle_services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
 from twinkle_services.gateway.tinker.results import result_formats
 from twinkle_services.gateway.tinker.sampling import SamplingRoutes
-from twinkle_services.gateway.tinker.session_search import SessionSearch
-from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes
+from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes, SessionSearch
 from twinkle_services.gateway.tinker.submission import KnownModels, Operations
 from twinkle_services.gateway.tinker.training import TrainingRoutes
 from twinkle_services.gateway.tinker.weights import WeightsRoutes
