@@ -22,9 +22,9 @@ from twinkle_services.gateway.fleet.rules import ReplicaReport
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.paging import Page
 from twinkle_services.gateway.sampling.convert import (
-    batch_request_from_proto,
+    batch_request_from_bytes,
     describe_request_from_bytes,
-    sample_request_from_proto,
+    sample_request_from_bytes,
 )
 from twinkle_services.gateway.sampling.sampling import Sampling
 from twinkle_services.kit.caller import Caller
@@ -56,7 +56,7 @@ class FleetSamplers:
 
     async def sample(self, caller: Caller, request: wire.SampleRequest) -> AsyncGenerator[wire.SampleResponse, None]:
         """Yield the parts of the response. Closing the generator cancels the sampling; a slow reader delays it."""
-        parsed = sample_request_from_proto(request, request.SerializeToString())
+        parsed = sample_request_from_bytes(request.SerializeToString(), request)
         async with aclosing(self._sampling.sample(caller, parsed)) as responses:
             async for response in responses:
                 yield wire.SampleResponse.FromString(response.message)
@@ -65,7 +65,7 @@ class FleetSamplers:
         self, caller: Caller, request: wire.SampleBatchRequest
     ) -> AsyncGenerator[wire.SampleBatchResponse, None]:
         """Yield the result of each prompt when it is finished. Closing the generator cancels the other prompts."""
-        parsed = batch_request_from_proto(request, request.SerializeToString())
+        parsed = batch_request_from_bytes(request.SerializeToString(), request)
         async with aclosing(self._sampling.sample_batch(caller, parsed)) as results:
             async for result in results:
                 yield wire.SampleBatchResponse.FromString(result.message)

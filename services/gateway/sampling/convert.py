@@ -33,18 +33,14 @@ _VERSION_WAIT = timedelta(seconds=30)
 """Maximum wait of a sampler for a version that has not been announced to the sampler yet."""
 
 
-def sample_request_from_bytes(raw: bytes) -> SampleRequest:
-    """Return the request in a serialized SampleRequest.
+def sample_request_from_bytes(raw: bytes, message: wire.SampleRequest | None = None) -> SampleRequest:
+    """Return the request in a serialized SampleRequest; callers that have the parsed message pass it too.
 
     Raises:
         InvalidField: the request id or the delivered part of a continued request is invalid, or the request cannot be
             continued.
     """
-    return sample_request_from_proto(wire.SampleRequest.FromString(raw), raw)
-
-
-def sample_request_from_proto(message: wire.SampleRequest, raw: bytes) -> SampleRequest:
-    """Return the request in a message that serializes to `raw`; raise the errors of `sample_request_from_bytes`."""
+    message = message or wire.SampleRequest.FromString(raw)
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
@@ -95,17 +91,13 @@ def _check_can_continue(params: sampling_pb2.SamplingParams) -> None:
         raise InvalidField('params.prompt_probe', reported)
 
 
-def batch_request_from_bytes(raw: bytes) -> BatchRequest:
-    """Return the request in a serialized SampleBatchRequest.
+def batch_request_from_bytes(raw: bytes, message: wire.SampleBatchRequest | None = None) -> BatchRequest:
+    """Return the request in a serialized SampleBatchRequest; callers that have the parsed message pass it too.
 
     Raises:
         InvalidField: the batch has no prompts, or its request id is invalid.
     """
-    return batch_request_from_proto(wire.SampleBatchRequest.FromString(raw), raw)
-
-
-def batch_request_from_proto(message: wire.SampleBatchRequest, raw: bytes) -> BatchRequest:
-    """Return the request in a message that serializes to `raw`; raise the errors of `batch_request_from_bytes`."""
+    message = message or wire.SampleBatchRequest.FromString(raw)
     if not message.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
@@ -130,7 +122,7 @@ def batch_request_for_weights(raw: bytes, *, base_model: str, adapter: AdapterRe
         if adapter is not None:
             message.adapter.CopyFrom(_adapter_to_proto(adapter))
         raw = message.SerializeToString()
-    return batch_request_from_proto(message, raw)
+    return batch_request_from_bytes(raw, message)
 
 
 def score_request_from_bytes(raw: bytes) -> BatchRequest:
