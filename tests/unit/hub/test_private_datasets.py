@@ -54,3 +54,13 @@ def test_private_repositories_need_a_permission(tmp_path: Path, file_name: str, 
         assert found == [missing, CONTENT, missing]
         hub.is_private['org/rows'] = False
         assert resolved(file_name, [False], tmp_path / 'other', hub.url) == [CONTENT]
+
+
+@pytest.mark.parametrize(
+    ('file_name', 'missing'), [('train.jsonl', 'DatasetNotFound'), ('tokenizer.json', 'ModelNotFound')]
+)
+def test_gated_repositories_in_the_cache_need_a_permission(tmp_path: Path, file_name: str, missing: str) -> None:
+    """Everyone can read the commit of a gated repository, but a copy in the cache is not used without a permission."""
+    with running_hub(gated={'org/rows'}) as hub:
+        hub.files['org/rows'], hub.is_private['org/rows'] = {file_name: CONTENT.encode()}, False
+        assert resolved(file_name, [True, False], tmp_path, hub.url) == [CONTENT, missing]

@@ -83,12 +83,15 @@ def _download_hugging_face(
 ) -> Path:
     client = _client('huggingface_hub', hub_id, kind)
     token = None if is_token_used else False
+    missing = ModelNotFound if kind == 'models' else DatasetNotFound
     try:
         revision = None
         # Without a token, the repository must be public now: the client would also return a copy in its cache.
         if limit_bytes is not None or not is_token_used:
             api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
             info = api.repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
+            if info.gated and not is_token_used:
+                raise missing(_absent('Hugging Face', hub_id, kind))
             if limit_bytes is not None:
                 _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
             revision = info.sha  # the files may change after their sizes were read
@@ -100,7 +103,6 @@ def _download_hugging_face(
             token=token,
         )
     except client.errors.RepositoryNotFoundError as error:
-        missing = ModelNotFound if kind == 'models' else DatasetNotFound
         raise missing(_absent('Hugging Face', hub_id, kind)) from error
     # The client does not wrap the errors of its HTTP library: httpx, or httpx2 since release 2 of the client.
     except (client.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
