@@ -2,7 +2,7 @@
 
 `./run bench table` measures every row, and writes `benchmarks/recorded.json` and `docs/performance.md`, which keep the
 last run for each kind of machine. With `--check`, the command writes nothing, and reports the ratios that are more than
-5 % below those recorded for this kind of machine. If there are none, the command compares nothing.
+5 % below those recorded for this kind of machine. It compares nothing if no such machine is recorded.
 """
 
 import argparse
