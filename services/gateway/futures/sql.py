@@ -5,13 +5,16 @@ Requests and results are not in the database; see `ports.PayloadStore`.
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Index, String, delete, func, select, text, update
+from sqlalchemy import Index, Select, String, delete, func, literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, aliased, mapped_column
 
+from twinkle_services.gateway.errors import StoredRowDamaged
 from twinkle_services.gateway.futures.rules import (
     Future,
     FutureState,
@@ -137,7 +140,21 @@ class SqlFutureStore(SqlStore):
     async def list_waiting(self, owner: str = '') -> Sequence[Future]:
         query = select_values(FutureRow, Future).where(WAITING & (FutureRow.owner == owner))
         query = query.order_by(FutureRow.lane, FutureRow.position, FutureRow.create_time, FutureRow.future_id)
-        return await self._fetch_all(query, Future)
+        try:
+            return await self._fetch_all(query, Future)
+        except StoredRowDamaged:
+            return await self._undamaged(query)
+
+    async def _undamaged(self, query: Select[Any]) -> Sequence[Future]:
+        """Return the futures of a query whose rows can be read."""
+        row_id, found = literal_column('futures.rowid'), list[Future]()
+        async with self._database.read() as connection:
+            row_ids = (await connection.execute(query.with_only_columns(row_id))).scalars().all()
+        for number in row_ids:
+            # The error is logged.
+            with suppress(StoredRowDamaged):
+                found += await self._fetch_all(query.where(row_id == number), Future)
+        return found
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[Future]:
         is_of_session = (FutureRow.tenant_id == tenant_id) & (FutureRow.session_id == session_id)

@@ -194,7 +194,7 @@ class _converted_connection_errors:  # noqa: N801 (used like a function)
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        damaged = _NOT_UTF8.match(str(getattr(error, 'orig', '')))
+        damaged = _NOT_UTF8.match(str(getattr(error, 'orig', error)))
         if damaged is not None:
             # The driver's error contains the text, which may be confidential.
             _log.error('stored row damaged', column=damaged[1])

@@ -88,7 +88,7 @@ def write(path: Path, *rows: Row) -> str:
 
 
 async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
-    """A row that a part refuses names the part, also after later steps; one that a step of the mixture refuses not."""
+    """A row that a part refuses names the part, also after later steps; a row that the mixture refuses does not."""
     names = [
         write(tmp_path / 'a.jsonl', CHAT, {'query': 1, 'response': 'x'}),
         write(tmp_path / 'b.jsonl', {'query': 2, 'response': 'y'}, CHAT),

@@ -167,6 +167,23 @@ async def test_rows_with_invalid_text_are_damaged_once_accepted(tmp_path: Path) 
     await opened.close()
 
 
+async def test_futures_beside_a_damaged_one_are_resumed(tmp_path: Path) -> None:
+    """A gateway with accepted damage reads the waiting futures whose rows are not damaged."""
+    opened = await _open(tmp_path)
+    await opened.fill()
+    damaged = _future('damaged')
+    await opened.records.store.add_if_absent(damaged)
+    await opened.close()
+    with closing(sqlite3.connect(tmp_path / 'gateway.db')) as connection:
+        connection.create_function('row_seal', -1, lambda *_: b'')
+        update = "UPDATE futures SET note = CAST(x'6bff' AS TEXT) WHERE future_id = ?"
+        connection.execute(update, (damaged.future_id,))
+        connection.commit()
+    opened = await _open(tmp_path, is_loss_accepted=True)
+    assert [future.future_id for future in await opened.records.store.list_waiting()] == [WAITING.future_id]
+    await opened.close()
+
+
 @pytest.mark.parametrize('damage', ["name = ''", "name <> 'nothing'"])
 async def test_lost_counter_of_transactions_is_restored_once_accepted(tmp_path: Path, damage: str) -> None:
     """A database without its counter of transactions, or without seals, is refused, and usable after acceptance."""

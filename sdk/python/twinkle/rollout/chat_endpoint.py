@@ -146,7 +146,7 @@ class _TimedReader(RawIOBase):
         try:
             return self._connection.recv_into(buffer)
         finally:
-            # `sendall` applies the timeout to the complete response.
+            # `sendall` applies the timeout to the complete body of the response.
             self._connection.settimeout(self._seconds)
 
 

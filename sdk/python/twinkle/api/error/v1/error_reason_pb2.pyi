@@ -208,8 +208,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     checkpoints are not affected. Metadata: checkpointId.
     """
     ERROR_REASON_STORED_DATA_DAMAGED: _ErrorReason.ValueType  # 106
-    """DATA_LOSS. A stored dataset, loader or upload, or the metrics of a run, differ from what was written, and are not
-    used. Other data are not affected. Metadata: kind, id.
+    """DATA_LOSS. A stored dataset, loader or upload, the metrics of a run, or a row of the gateway's database differ from
+    what was written, and are not used. Other data are not affected. Metadata: kind, id.
     """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 110
     """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
@@ -463,8 +463,8 @@ ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason.ValueType  # 105
 checkpoints are not affected. Metadata: checkpointId.
 """
 ERROR_REASON_STORED_DATA_DAMAGED: ErrorReason.ValueType  # 106
-"""DATA_LOSS. A stored dataset, loader or upload, or the metrics of a run, differ from what was written, and are not
-used. Other data are not affected. Metadata: kind, id.
+"""DATA_LOSS. A stored dataset, loader or upload, the metrics of a run, or a row of the gateway's database differ from
+what was written, and are not used. Other data are not affected. Metadata: kind, id.
 """
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 110
 """DEADLINE_EXCEEDED. The caller's deadline passed before the response was ready. Work that had started may still
