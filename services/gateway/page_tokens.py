@@ -11,6 +11,9 @@ from twinkle_services.kit.paging import page_token_after, parse_page
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import MAX_ID_LENGTH, fingerprint_of, text_from_proto
 
+_MAX_ITEM_ID_LENGTH = 2 * MAX_ID_LENGTH
+"""Maximum length of the id of a listed item; the id of a checkpoint contains the id of its run and its name."""
+
 
 def query_of(request: Any) -> tuple[str, ...]:
     """Return the query of a List request: the method, the tenant of the current caller, and all filters."""
@@ -37,7 +40,8 @@ def page_from_proto(page_size: int, page_token: str, *, query: tuple[str, ...]) 
         return Page(size=page.size)
     try:
         moment, item_id = map(str, page.after)
-        cursor = Cursor(datetime.fromisoformat(moment), text_from_proto(item_id, 'page_token', limit=MAX_ID_LENGTH))
+        item_id = text_from_proto(item_id, 'page_token', limit=_MAX_ITEM_ID_LENGTH)
+        cursor = Cursor(datetime.fromisoformat(moment), item_id)
     except (ValueError, InvalidField) as error:
         raise InvalidPageToken() from error
     if cursor.create_time.utcoffset() != timedelta():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from twinkle_services.gateway.page_tokens import next_token, page_from_proto
 from twinkle_services.gateway.paging import Cursor
 from twinkle_services.kit.errors import InvalidArgument, InvalidPageToken
+from twinkle_services.kit.names import is_adapter_id, is_name
 
 QUERY = ('ListRuns', 'alice', '')
 
@@ -22,6 +23,15 @@ def test_page_token_converts_back_to_its_cursor(moment: datetime, item_id: str) 
     cursor = Cursor(moment, item_id)
     page = page_from_proto(7, next_token(cursor, query=QUERY), query=QUERY)
     assert (page.size, page.after) == (7, cursor)
+
+
+def test_page_after_the_longest_checkpoint_id_can_be_requested() -> None:
+    """The id of a checkpoint with the longest run id and the longest name is accepted in a token."""
+    longest = 'a' * 128
+    assert is_adapter_id(longest)
+    assert is_name(longest)
+    cursor = Cursor(datetime(2026, 1, 1, tzinfo=UTC), f'{longest}/weights/{longest}')
+    assert page_from_proto(7, next_token(cursor, query=QUERY), query=QUERY).after == cursor
 
 
 def test_page_token_of_another_query_is_refused() -> None:
