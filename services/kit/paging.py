@@ -47,7 +47,9 @@ def parse_page(page_size: int, page_token: str, *, query: str, key_types: tuple[
         digest, after = json.loads(base64.urlsafe_b64decode(page_token.encode('ascii', 'strict')))
         if digest != _digest(query) or [type(part) for part in after] != list(key_types):
             raise InvalidPageToken()
-    except (ValueError, binascii.Error, TypeError) as error:
+        # Escapes can spell unpaired surrogates, which databases and messages cannot contain.
+        ''.join(map(str, after)).encode()
+    except (ValueError, binascii.Error, TypeError, RecursionError) as error:
         raise InvalidPageToken() from error
     return Page(size=size, after=tuple(after))
 

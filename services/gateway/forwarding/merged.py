@@ -112,9 +112,11 @@ def _tokens_of(page: Page) -> dict[str, str]:
     assert page.after is not None  # noqa: S101 (called only with a token)
     try:
         tokens = json.loads(str(page.after[3]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidPageToken() from error
-    if not isinstance(tokens, dict) or not all(isinstance(item, str) for item in cast(dict[str, Any], tokens).values()):
+    values = cast(dict[str, Any], tokens).values() if isinstance(tokens, dict) else [None]
+    # Issued tokens are ASCII; other text could contain unpaired surrogates, which messages cannot contain.
+    if not all(isinstance(item, str) and item.isascii() for item in values):
         raise InvalidPageToken()
     return cast(dict[str, str], tokens)
 

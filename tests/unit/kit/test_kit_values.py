@@ -1,5 +1,6 @@
 """Ids, clocks, paging, configuration and worker threads."""
 
+import base64
 from datetime import timedelta
 from pathlib import Path
 
@@ -51,6 +52,8 @@ INVALID_TOKENS = [
     page_token_after(('2026', 'ad-1'), query='list/bob'),
     page_token_after(('2026', 1), query='list/alice'),
     page_token_after(('2026',), query='list/alice'),
+    page_token_after(('2026', '\ud800'), query='list/alice'),
+    base64.urlsafe_b64encode(b'[' * 100_000).decode(),
 ]
 
 

@@ -10,7 +10,8 @@ from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle_services.gateway.errors import BaseModelsUnreachable
 from twinkle_services.gateway.forwarding.merged import AdapterLists
 from twinkle_services.kit.caller import Caller
-from twinkle_services.kit.errors import ServiceUnreachable
+from twinkle_services.kit.errors import InvalidPageToken, ServiceUnreachable
+from twinkle_services.kit.paging import page_token_after
 from twinkle_services.kit.rpc.context import acting_for
 
 CONTEXT: Any = None
@@ -31,11 +32,11 @@ def service_of(*adapter_ids: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
     return respond
 
 
-async def listed(**services: Callable[[bytes, Any], Awaitable[bytes]]) -> list[str]:
+async def listed(page_token: str = '', /, **services: Callable[[bytes, Any], Awaitable[bytes]]) -> list[str]:
     """Return the ids of the adapters of all services."""
     lists = AdapterLists(services, base_models_of=BASE_MODELS.__getitem__)
     with acting_for(Caller(tenant_id='alice', scopes=frozenset({'train'}))):
-        raw = await lists(b'', CONTEXT)
+        raw = await lists(wire.ListAdaptersRequest(page_token=page_token).SerializeToString(), CONTEXT)
     return [item.adapter_id for item in wire.ListAdaptersResponse.FromString(raw).adapters]
 
 
@@ -55,3 +56,11 @@ async def test_refusal_names_the_base_models_of_unreachable_services(unreachable
         await listed(**services)
     assert (refused.value.service, refused.value.base_models) == ('model', base_models)
     assert refused.value.retry_after is not None
+
+
+@pytest.mark.parametrize('tokens', ['', '[]', '[' * 100_000, '{"one": 1}', '{"one": "\\ud800"}'])
+async def test_forged_tokens_of_services_are_refused(tokens: str) -> None:
+    """A token that contains anything else than tokens of the services is an invalid argument."""
+    token = page_token_after((0, 0, 'b', tokens), query='ListAdapters of all/alice/')
+    with pytest.raises(InvalidPageToken):
+        await listed(token, one=service_of('a'))
