@@ -17,6 +17,8 @@ _ROUTE = '/v1/chat/completions'
 _SESSION_HEADER = 'X-Session-ID'
 """Header with which verifiers names the chat of a request. Other programs use an address per chat."""
 _MAX_BODY_BYTES, _PIECE_BYTES = 64 << 20, 64 << 10
+_MAX_DIGITS = 20
+"""Maximum length of a number in a header; Python refuses to convert numbers with thousands of digits."""
 _CONNECTIONS_PER_CHAT = 2
 _REFUSED_CONNECTIONS = 16
 """Number of connections over the limit that receive an error response; further ones are closed immediately."""
@@ -179,17 +181,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(503, problem, 'server_error')
             self.close_connection = True
             return
-        chat, length = self._chat(self.server), self.headers.get('Content-Length', '0')
+        chat, length = self._chat(self.server), self._body_bytes()
         # Any user of the machine can connect, so only the bodies of open chats are kept, within a limit.
         if chat is None:
             self._refuse(404, f'{self.path} is not an open chat', 'not_found_error')
             return
-        if not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
-            problem = f'the body must have a length of at most {_MAX_BODY_BYTES} bytes, got {length}'
+        if length is None or length > _MAX_BODY_BYTES:
+            given = self.headers['Content-Length']
+            problem = f'the body must have a length of at most {_MAX_BODY_BYTES} bytes, got {given}'
             chat.finish(InvalidTurnRequest(problem))
             self._refuse(413, problem, 'invalid_request_error')
             return
-        body = self.rfile.read(int(length))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            # The client disconnected, so the rest of the request is unknown; the program may send it again.
+            self.close_connection = True
+            return
         try:
             fields = _fields(body)
             turn = chat.ask(turn_request(fields))
@@ -212,11 +219,16 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.headers.get(_SESSION_HEADER) if self.path == _ROUTE else self.path.removesuffix(_ROUTE)[1:]
         return server.chats.get(name or '') if self.path.endswith(_ROUTE) else None
 
+    def _body_bytes(self) -> int | None:
+        """Return the length of the body; None if it is malformed."""
+        length = self.headers.get('Content-Length', '0')
+        return int(length) if length.isdecimal() and len(length) <= _MAX_DIGITS else None
+
     def _refuse(self, status: int, problem: str, kind: str) -> None:
         """Skip the body and answer with an error; an answer before the end of the body could be lost."""
-        length = self.headers.get('Content-Length', '0')
-        self.close_connection = not length.isdecimal()
-        remaining = 0 if self.close_connection else int(length)
+        length = self._body_bytes()
+        self.close_connection = length is None
+        remaining = length or 0
         while piece := self.rfile.read(min(remaining, _PIECE_BYTES)):
             remaining -= len(piece)
         self._send(status, {'error': {'message': problem, 'type': kind}})
