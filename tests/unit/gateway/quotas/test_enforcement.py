@@ -97,6 +97,27 @@ class RecordChannel:
         return call
 
 
+class WaitingChannel(RecordChannel):
+    """Fake channel whose calls wait for the test, and then add an adapter to a census."""
+
+    def __init__(self, census: FakeCensus) -> None:
+        super().__init__()
+        self.continued = asyncio.Event()
+        self._census = census
+
+    def unary_unary(self, method: str) -> Any:
+        """Return the stub of any method."""
+        record = super().unary_unary(method)
+
+        async def call(request: bytes, **options: Any) -> bytes:
+            response = await record(request, **options)
+            await self.continued.wait()
+            self._census.existing.add(f'ad-{len(self.requests)}')
+            return response
+
+        return call
+
+
 def saving(name: str, *, limit: int | None = None) -> bytes:
     """Return a serialized save operation; a limit marks it as refused."""
     operation = operation_pb2.Operation(save=operation_pb2.Save(name=name, stored_bytes_limit=limit))
@@ -271,6 +292,22 @@ async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> No
     harness.census.existing.add('ad-1')
     await trainer.create_adapter('alice', creation(''), request_id='f2')
     assert channel.requests == [creation('one'), creation('f2', limit=1)]
+
+
+async def test_creations_of_futures_wait_for_each_other() -> None:
+    """The adapters are counted for a creation once the tenant's previous creation has finished."""
+    harness = Harness(max_adapters=1)
+    channel = WaitingChannel(harness.census)
+    trainer = channel.trainer(harness)
+    creations = [
+        asyncio.create_task(trainer.create_adapter('alice', creation(name), request_id='')) for name in ('one', 'two')
+    ]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert channel.requests == [creation('one')]
+    channel.continued.set()
+    await asyncio.gather(*creations)
+    assert channel.requests == [creation('one'), creation('two', limit=1)]
 
 
 @pytest.mark.parametrize('fields', [{}, {'request_id': 'r'}, {'adapters_limit': 99, 'user_metadata': {'a': 'b'}}])
