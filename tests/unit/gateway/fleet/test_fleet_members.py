@@ -106,6 +106,24 @@ async def test_watch_sends_a_snapshot_then_changes_and_resumes() -> None:
     assert await pending is None
 
 
+async def test_watches_and_listeners_receive_departures() -> None:
+    """A replica that leaves the fleet is a change: listeners are called, and a waiting watch yields its id."""
+    membership = new_membership()
+    membership.fleet.register(report('a'))
+    membership.fleet.drain('a')
+    replicas = Replicas(membership, FleetConfig(), checkpoint_address='', is_this_host=is_this_host)
+    events, sizes = replicas.watch(OPERATOR, ''), list[int]()
+    await anext(events)
+    await anext(events)
+    pending = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    membership.on_change(lambda: sizes.append(len(membership.fleet.replicas())))
+    membership.fleet.end_lease('a', 0)
+    assert sizes == [0]
+    assert (await pending).left_replica_id == 'a'
+    await events.aclose()
+
+
 def test_load_of_departed_replicas_is_bounded() -> None:
     """Loads are tracked for current replicas only, even after many replicas have joined and left."""
     clock = FakeClock()
