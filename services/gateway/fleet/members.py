@@ -12,14 +12,15 @@ from twinkle_services.gateway.fleet.sampler_choice import LoadTable, PrefixMemor
 class Membership:
     """Stores the fleet, the load of its replicas and the prefixes sent to them, and notifies listeners of changes.
 
-    All methods except `wait_for_change` return immediately.
+    Change replicas with `fleet`, except for `renew` and `expire`, which also update the loads. All methods except
+    `wait_for_change` return immediately.
 
     Concurrency: use it from one event loop only.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        fleet.on_change = self._notify
+        fleet.notify = self._notify
         self._loads = LoadTable()
         self._prefixes = PrefixMemory()
         self._open_calls: Counter[str] = Counter()
@@ -37,7 +38,7 @@ class Membership:
         return replica
 
     def expire(self) -> None:
-        """Remove replicas as `Fleet.expire` does, and their loads."""
+        """Expire leases as `Fleet.expire` does, and delete the loads of removed replicas."""
         self.fleet.expire()
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 

@@ -123,7 +123,7 @@ class Fleet:
         self.oldest_revision = 0
         """Watchers that resume from an older revision have missed changes."""
         self.revision = 0
-        self.on_change: Callable[[], None] = lambda: None
+        self.notify: Callable[[], None] = lambda: None
         """Called after each change."""
 
     def replicas(self) -> list[Replica]:
@@ -298,7 +298,7 @@ class Fleet:
         self.revision += 1
         member.revision = self.revision
         member.replica = replica
-        self.on_change()
+        self.notify()
 
     def _remove(self, replica_id: str) -> None:
         del self._members[replica_id]
@@ -306,7 +306,7 @@ class Fleet:
         self._departures[replica_id] = self.revision
         while len(self._departures) > MAX_REMEMBERED_DEPARTURES:
             _, self.oldest_revision = self._departures.popitem(last=False)
-        self.on_change()
+        self.notify()
 
 
 def serving_run(adapter_id: str, replicas: Sequence[Replica]) -> list[Replica]:
