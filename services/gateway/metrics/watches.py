@@ -1,8 +1,8 @@
 """Watches of metrics: the points of runs, as any gateway of the deployment stores them.
 
-One task polls the revisions of all watched runs. Other tasks read the new points of each run once for all its watchers,
-those of two runs at the same time, so a slow read delays no poll. Only the points of the last change are kept. A
-watcher that reads slowly misses some changes, and reads all points since its last update from the store instead.
+One task polls the revisions of all watched runs. Other tasks read the new points, once per run for all its watchers and
+for at most two runs at a time, so a slow read delays no poll. Only the points of the last change are kept. A watcher
+that reads slowly misses some changes, and reads all points since its last update from the store instead.
 """
 
 import asyncio
@@ -89,7 +89,8 @@ class MetricWatches:
         """Number of watches by tenant."""
         self._has_watchers = asyncio.Event()
         self._reads = asyncio.Semaphore(_READS)
-        self._unfinished = set[EntryKey]()  # runs whose changes a task reads, or waits to read
+        self._unfinished = set[EntryKey]()
+        """Runs whose changes a task reads, or waits to read."""
         self._is_closing = False
 
     async def watch(
@@ -160,24 +161,26 @@ class MetricWatches:
                 reads.create_task(self._read_changes(key, run, revisions[key]))
 
     async def _read_changes(self, key: EntryKey, run: _WatchedRun, revision: int) -> None:
-        """Read the points up to the newest revision of a run, and wake its watchers."""
-        async with self._reads:
-            # A watcher that reads nothing keeps the failure of an earlier change, which does not concern new watchers.
-            run.failure = None
-            try:
+        """Read the points up to the newest revision of a run, and wake its watchers, unless they have all ended."""
+        try:
+            async with self._reads:
+                if not run.watchers:
+                    return
+                # A watcher that reads nothing keeps an earlier failure of the run, which does not concern new watchers.
+                run.failure = None
                 wanted = MetricFilter(max_points=MAX_SHARED)
-                found = await self._store.list_changes(*key, wanted, after=run.revision or 0, until=revision)
-            except RunDataDamaged:
-                found, run.failure = None, partial(RunDataDamaged, kind='metrics')
-            except DomainError as error:
-                _log.warning('changes of metrics not read; retrying', reason=error.reason)
-                return
-            finally:
-                self._unfinished.remove(key)
-        is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
-        run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
-        run.revision = revision
-        _wake(run)
+                try:
+                    found = await self._store.list_changes(*key, wanted, after=run.revision or 0, until=revision)
+                except RunDataDamaged:
+                    found, run.failure = None, partial(RunDataDamaged, kind='metrics')
+            is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
+            run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
+            run.revision = revision
+            _wake(run)
+        except DomainError as error:
+            _log.warning('changes of metrics not read; retrying', reason=error.reason)
+        finally:
+            self._unfinished.remove(key)
 
     async def _unread(self, watcher: _Watcher, key: EntryKey) -> MetricUpdate | None:
         """Return the first update of a run, or the points that the watcher does not have; None without such points."""

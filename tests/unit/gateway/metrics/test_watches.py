@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.metric_store import MemoryMetricStore
+from fixtures.metric_store import ListedRuns, MemoryMetricStore
 from twinkle_services.gateway.catalogue.runs import TenantTurns
 from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
 from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
@@ -21,18 +21,6 @@ ALICE = Caller(tenant_id='alice')
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = PointLimits(per_run=10**6)
 Watch = AsyncGenerator[MetricUpdate, None]
-
-
-class ListedRuns:
-    """The runs that a store lists."""
-
-    def __init__(self, store: MemoryMetricStore) -> None:
-        self._store = store
-
-    async def get(self, caller: Caller, run_id: str) -> None:
-        """Return if the run is listed; raise RunNotFound if not."""
-        if (caller.tenant_id, run_id) not in self._store.listed:
-            raise RunNotFound(run_id)
 
 
 @pytest.fixture
@@ -295,57 +283,6 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
         await after_poll(watches, first)
     assert steps_of(await after_poll(watches, other)) == {'loss': [1]}
     await other.aclose()
-
-
-class WaitingStore(MemoryMetricStore):
-    """Store whose reads of changes of the run 'ad-1' wait for the test, and then fail if the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.continued = asyncio.Event()
-        self.is_failing = True
-        self.running = self.most_running = 0
-
-    async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
-        """Return the points of some revisions."""
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await asyncio.sleep(0)
-            if run_id == 'ad-1':
-                await self.continued.wait()
-                if self.is_failing:
-                    raise ServiceUnreachable('database')
-            return await super().list_changes(tenant_id, run_id, wanted, **revisions)
-        finally:
-            self.running -= 1
-
-
-async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
-    """Two runs are read at the same time. While a read waits, and after it failed, polls find changes of all runs."""
-    store, run_ids = WaitingStore(), [f'ad-{number}' for number in range(1, 6)]
-    store.listed = {('alice', run_id) for run_id in run_ids}
-    runs: Any = ListedRuns(store)
-    watches = MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
-    watchers = [watch(watches, run_id) for run_id in run_ids]
-    for updates in watchers:
-        await anext(updates)
-    await poll(watches)
-    polling = asyncio.create_task(watches.run_forever())
-    for step in (1, 2):
-        for run_id in run_ids:
-            await save(store, run_id, loss=step)
-        assert [steps_of(await anext(updates)) for updates in watchers[1:]] == [{'loss': [step]}] * 4
-        assert (store.running, store.most_running) == (1, 2)
-    store.continued.set()
-    await save(store, 'ad-2', loss=3)
-    assert steps_of(await anext(watchers[1])) == {'loss': [3]}
-    store.is_failing = False
-    assert steps_of(await anext(watchers[0])) == {'loss': [1, 2]}
-    polling.cancel()
-    await asyncio.gather(polling, return_exceptions=True)
-    for updates in watchers:
-        await updates.aclose()
 
 
 async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(store: MemoryMetricStore) -> None:

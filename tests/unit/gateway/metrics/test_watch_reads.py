@@ -1,0 +1,153 @@
+"""Reads of changes for watches of metrics: two at the same time, and reads that fail, are cancelled or are skipped."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+from fixtures.metric_store import ListedRuns, MemoryMetricStore
+from twinkle_services.gateway.catalogue.rules import EntryKey
+from twinkle_services.gateway.catalogue.runs import TenantTurns
+from twinkle_services.gateway.metrics.rules import MetricFilter, MetricUpdate, Point, PointLimits
+from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.kit.caller import Caller
+from twinkle_services.kit.errors import ServiceUnreachable
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = PointLimits(per_run=10**6)
+THREE_TENANTS = [('alice', 'ad-1'), ('bob', 'ad-1'), ('carol', 'ad-1')]
+Watch = AsyncGenerator[MetricUpdate, None]
+
+
+class WaitingStore(MemoryMetricStore):
+    """Store whose reads of changes of runs 'ad-1' wait for the test, and then fail if the test says so."""
+
+    def __init__(self, *runs: EntryKey) -> None:
+        super().__init__()
+        self.listed = set(runs)
+        self.continued = asyncio.Event()
+        self.is_failing = False
+        self.running = self.most_running = 0
+
+    async def list_changes(self, tenant_id: str, run_id: str, wanted: MetricFilter, **revisions: int) -> Any:
+        """Return the points of some revisions."""
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0)
+            if run_id == 'ad-1':
+                await self.continued.wait()
+                if self.is_failing:
+                    raise ServiceUnreachable('database')
+            return await super().list_changes(tenant_id, run_id, wanted, **revisions)
+        finally:
+            self.running -= 1
+
+
+def watches_of(store: WaitingStore) -> MetricWatches:
+    """Return watches of a store."""
+    runs: Any = ListedRuns(store)
+    return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
+
+
+def watch(watches: MetricWatches, run: EntryKey) -> Watch:
+    """Return a watch of a run."""
+    return watches.watch(Caller(tenant_id=run[0]), {run[1]: None}, MetricFilter())
+
+
+async def poll(watches: MetricWatches) -> None:
+    """Poll, and wait until all changes have been read."""
+    async with asyncio.TaskGroup() as reads:
+        await watches.poll(reads)
+
+
+async def begun(watches: MetricWatches, runs: list[EntryKey]) -> list[Watch]:
+    """Return a watch of each run, whose later updates are changes."""
+    watchers = [watch(watches, run) for run in runs]
+    for updates in watchers:
+        await anext(updates)
+    await poll(watches)
+    return watchers
+
+
+async def waiting_poll(watches: MetricWatches, store: WaitingStore) -> asyncio.Task[None]:
+    """Change all runs, and return a running poll with two running reads."""
+    for run in sorted(store.listed):
+        await save(store, run, 1)
+    polling = asyncio.create_task(poll(watches))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert store.running == 2
+    return polling
+
+
+async def save(store: WaitingStore, run: EntryKey, step: int) -> None:
+    """Store a point of the metric 'loss'."""
+    await store.save(*run, [Point('loss', step, float(step))], moment=MOMENT, limits=LIMITS)
+
+
+def steps_of(update: MetricUpdate) -> list[int]:
+    """Return the steps of the metric 'loss'."""
+    return [step for series in update.series for step in series.steps]
+
+
+async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
+    """Two runs are read at the same time. While a read waits, and after it failed, polls find changes of all runs."""
+    runs = [('alice', f'ad-{number}') for number in range(1, 6)]
+    store = WaitingStore(*runs)
+    store.is_failing = True
+    watches = watches_of(store)
+    watchers = await begun(watches, runs)
+    polling = asyncio.create_task(watches.run_forever())
+    for step in (1, 2):
+        for run in runs:
+            await save(store, run, step)
+        assert [steps_of(await anext(updates)) for updates in watchers[1:]] == [[step]] * 4
+        assert (store.running, store.most_running) == (1, 2)
+    store.continued.set()
+    await save(store, runs[1], 3)
+    assert steps_of(await anext(watchers[1])) == [3]
+    store.is_failing = False
+    assert steps_of(await anext(watchers[0])) == [1, 2]
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    for updates in watchers:
+        await updates.aclose()
+
+
+async def test_cancelled_reads_are_repeated() -> None:
+    """The next poll repeats all cancelled reads, including one that waited for its turn."""
+    store = WaitingStore(*THREE_TENANTS)
+    watches = watches_of(store)
+    watchers = await begun(watches, THREE_TENANTS)
+    polling = await waiting_poll(watches, store)
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    store.continued.set()
+    assert store.changes_count == 0
+    await poll(watches)
+    assert store.changes_count == 3
+    assert [steps_of(await anext(updates)) for updates in watchers] == [[1]] * 3
+    for updates in watchers:
+        await updates.aclose()
+
+
+async def test_changes_of_a_run_without_watchers_are_not_read() -> None:
+    """A read that waits for its turn is skipped if the last watch of its run has ended; new watches receive changes."""
+    store = WaitingStore(*THREE_TENANTS)
+    watches = watches_of(store)
+    watchers = await begun(watches, THREE_TENANTS)
+    polling = await waiting_poll(watches, store)
+    for updates in watchers:
+        await updates.aclose()
+    store.continued.set()
+    await polling
+    assert store.changes_count == 2
+    watchers = await begun(watches, THREE_TENANTS)
+    for run in THREE_TENANTS:
+        await save(store, run, 2)
+    await poll(watches)
+    assert store.changes_count == 5
+    assert [steps_of(await anext(updates)) for updates in watchers] == [[2]] * 3
+    for updates in watchers:
+        await updates.aclose()
