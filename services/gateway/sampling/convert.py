@@ -40,7 +40,7 @@ def sample_request_from_bytes(raw: bytes, message: wire.SampleRequest | None = N
         InvalidField: the request id or the delivered part of a continued request is invalid, or the request cannot be
             continued.
     """
-    message = message or wire.SampleRequest.FromString(raw)
+    message = wire.SampleRequest.FromString(raw) if message is None else message
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
     return SampleRequest(
         message=raw,
@@ -97,7 +97,7 @@ def batch_request_from_bytes(raw: bytes, message: wire.SampleBatchRequest | None
     Raises:
         InvalidField: the batch has no prompts, or its request id is invalid.
     """
-    message = message or wire.SampleBatchRequest.FromString(raw)
+    message = wire.SampleBatchRequest.FromString(raw) if message is None else message
     if not message.prompts:
         raise InvalidField('prompts', 'is empty; give at least one')
     adapter = adapter_from_proto(message.adapter) if message.HasField('adapter') else None
