@@ -34,13 +34,13 @@ SAVED_LABEL = 'twinkle:saved_checkpoints'
 _MAX_TAG_CHARACTERS = 4096
 """Maximum number of characters of all tags, as JSON."""
 _UNEMBED_NOTICE = 'train_unembed has no effect on this server: the output head has the weights of the base model'
-MAX_READ = 5000
+_MAX_READ = 5000
 """Maximum number of sessions that one search reads; the next page continues after them, even if none matched."""
 _PAGE_SIZE = 500
-OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
+_OWN_LABELS = {'display_name': 'tinker:display_name', 'tags': 'tinker:tags'}
 """Labels that store the fields that only Tinker's sessions have, by field."""
 _REASONS = {FinishReason.SUCCESS: 'success', FinishReason.FAILED: 'errored', FinishReason.INTERRUPTED: 'interrupted'}
-FINISH_REASONS = {name: reason for reason, name in _REASONS.items()}
+_FINISH_REASONS = {name: reason for reason, name in _REASONS.items()}
 
 
 class SessionBody(TinkerModel):
@@ -60,7 +60,7 @@ class SessionBody(TinkerModel):
         return SessionRequest(
             request_id=request_id,
             client=f'tinker {self.sdk_version}'.strip()[:128],
-            user_metadata={**self.user_metadata, **{OWN_LABELS[name]: value for name, value in own.items() if value}},
+            user_metadata={**self.user_metadata, **{_OWN_LABELS[name]: value for name, value in own.items() if value}},
             project_id=self.project_id,
         )
 
@@ -79,8 +79,8 @@ class SessionEnd(TinkerModel):
     @field_validator('type')
     @classmethod
     def _check_type(cls, kind: str) -> str:
-        if kind not in FINISH_REASONS:
-            raise ValueError(f'must be one of {", ".join(FINISH_REASONS)}')
+        if kind not in _FINISH_REASONS:
+            raise ValueError(f'must be one of {", ".join(_FINISH_REASONS)}')
         return kind
 
 
@@ -126,7 +126,7 @@ class SessionRoutes:
     async def _finish(self, call: HttpCall) -> Response:
         given = await read_body(call, FinishBody)
         session_id = call.path_values['session_id']
-        await self._sessions.finish(current_caller(), session_id, reason=FINISH_REASONS[given.reason.type])
+        await self._sessions.finish(current_caller(), session_id, reason=_FINISH_REASONS[given.reason.type])
         return JsonResponse({'session_id': session_id})
 
 
@@ -204,7 +204,7 @@ class SearchBody(TinkerModel):
     def _matches_name(self, session: Session) -> bool:
         if not self.session_id and not self.display_name:
             return True
-        name = own_label(session, 'display_name').casefold()
+        name = _own_label(session, 'display_name').casefold()
         words = (self.display_name or '').casefold().split()
         return session.session_id == self.session_id or (bool(words) and all(word in name for word in words))
 
@@ -223,7 +223,7 @@ class SessionSearch:
         cursor = search.cursor
         after = Cursor(cursor.last_created_at, cursor.last_session_id) if cursor else None
         read, is_end = 0, False
-        while len(found) < search.limit and read < MAX_READ and not is_end:
+        while len(found) < search.limit and read < _MAX_READ and not is_end:
             listed = await self._store.list_newest(current_caller().tenant_id, Page(size=_PAGE_SIZE, after=after))
             is_end = listed.next_cursor is None
             for session in listed.items:
@@ -258,7 +258,7 @@ def _session_to_json(session: Session, stored: tuple[int, int]) -> dict[str, Any
         'status': _status(session),
         'checkpoints_count': stored[0],
         'checkpoint_storage_bytes': stored[1],
-        'display_name': own_label(session, 'display_name') or None,
+        'display_name': _own_label(session, 'display_name') or None,
         'user_metadata': labels_to_json(session.user_metadata),
     }
 
@@ -273,9 +273,9 @@ def _finish_kind(session: Session) -> str:
     return _REASONS[session.finish_reason or FinishReason.SUCCESS]
 
 
-def own_label(session: Session, name: str) -> str:
-    """Return a field of `OWN_LABELS`; empty if the client did not send it."""
-    return session.user_metadata.get(OWN_LABELS[name], '')
+def _own_label(session: Session, name: str) -> str:
+    """Return a field of `_OWN_LABELS`; empty if the client did not send it."""
+    return session.user_metadata.get(_OWN_LABELS[name], '')
 
 
 def _status(session: Session) -> dict[str, Any] | None:
@@ -325,7 +325,7 @@ class SessionListRoutes:
                 'training_run_ids': list(run_ids),
                 'sampler_ids': [handle.handle_id for handle in handles],
                 'user_metadata': labels_to_json(labels),
-                'display_name': own_label(session, 'display_name') or None,
+                'display_name': _own_label(session, 'display_name') or None,
             }
         )
 
