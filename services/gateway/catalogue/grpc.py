@@ -48,11 +48,7 @@ class GrpcCheckpoints:
     """
 
     def __init__(
-        self,
-        channel: grpc.aio.Channel | None,
-        *,
-        internal_token: str,
-        check_storage: Callable[[str], Awaitable[None]],
+        self, channel: grpc.aio.Channel | None, *, internal_token: str, check_storage: Callable[[str], Awaitable[None]]
     ) -> None:
         self._stub = None if channel is None else checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
         self._internal_token = internal_token

@@ -11,15 +11,7 @@ from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilte
 from twinkle_services.gateway.paging import Counted, Listing, Page, Slice
 from twinkle_services.gateway.sessions.rules import Session, SessionState
 from twinkle_services.gateway.sessions.sql import SessionRow
-from twinkle_services.gateway.store.base import (
-    Base,
-    SqlStore,
-    as_row,
-    delete_all,
-    fetch_all,
-    has_label,
-    select_values,
-)
+from twinkle_services.gateway.store.base import Base, SqlStore, as_row, delete_all, fetch_all, has_label, select_values
 
 Item = TypeVar('Item')
 

@@ -11,14 +11,7 @@ from sqlalchemy.types import TypeDecorator
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.keys.rules import ApiKey, Project, Rotation, Tenant
 from twinkle_services.gateway.paging import Listing, Page
-from twinkle_services.gateway.store.base import (
-    Base,
-    SqlStore,
-    as_row,
-    fetch_one,
-    insert_into,
-    select_values,
-)
+from twinkle_services.gateway.store.base import Base, SqlStore, as_row, fetch_one, insert_into, select_values
 
 
 class ScopeSet(TypeDecorator[frozenset[Scope]]):

@@ -34,11 +34,7 @@ from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of
 from twinkle_services.kit.rpc.message_elements import check_elements
 
-_ROLES = {
-    'user': message_pb2.ROLE_USER,
-    'assistant': message_pb2.ROLE_ASSISTANT,
-    'tool': message_pb2.ROLE_TOOL,
-}
+_ROLES = {'user': message_pb2.ROLE_USER, 'assistant': message_pb2.ROLE_ASSISTANT, 'tool': message_pb2.ROLE_TOOL}
 _Legacy = Annotated[None, not_served('is not supported; use tools and tool_choice')]
 
 

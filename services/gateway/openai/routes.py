@@ -15,12 +15,7 @@ from twinkle_services.gateway.openai.anthropic_events import MessageErrors, Mess
 from twinkle_services.gateway.openai.anthropic_request import message_request
 from twinkle_services.gateway.openai.chat_request import chat_request
 from twinkle_services.gateway.openai.choices import ChoiceDelta, ChoiceReader, TokenTexts
-from twinkle_services.gateway.openai.completion_responses import (
-    ChatFormat,
-    CompletionFormat,
-    ResponseWriter,
-    Writer,
-)
+from twinkle_services.gateway.openai.completion_responses import ChatFormat, CompletionFormat, ResponseWriter, Writer
 from twinkle_services.gateway.openai.embeddings import check_size, embedding_request, embedding_response
 from twinkle_services.gateway.openai.errors import BLOCK_PARAMS, ITEM_PARAMS, OpenAiErrors
 from twinkle_services.gateway.openai.models import FleetSamplers, ModelResolver, ResolvedModel, sample_all

@@ -8,15 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.paging import Cursor, Listing, Page
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionState
-from twinkle_services.gateway.store.base import (
-    Base,
-    EnumName,
-    SqlStore,
-    TextTuple,
-    as_row,
-    fetch_one,
-    select_values,
-)
+from twinkle_services.gateway.store.base import Base, EnumName, SqlStore, TextTuple, as_row, fetch_one, select_values
 
 
 class SessionRow(Base):

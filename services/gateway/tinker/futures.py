@@ -84,11 +84,7 @@ class FutureRoutes:
     """Routes of futures."""
 
     def __init__(
-        self,
-        futures: Futures,
-        formats: Mapping[str, ResultFormat],
-        *,
-        wait_seconds: float = WAIT_SECONDS,
+        self, futures: Futures, formats: Mapping[str, ResultFormat], *, wait_seconds: float = WAIT_SECONDS
     ) -> None:
         self._futures = futures
         self._formats = formats

@@ -32,13 +32,7 @@ from twinkle_services.gateway.tinker.bodies import (
 )
 from twinkle_services.gateway.tinker.futures import FutureNote, Verb
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import (
-    Operations,
-    acknowledged,
-    creation_key,
-    model_id_of,
-    session_of,
-)
+from twinkle_services.gateway.tinker.submission import Operations, acknowledged, creation_key, model_id_of, session_of
 from twinkle_services.gateway.tinker.training import default_optimizer
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.context import current_caller
@@ -175,12 +169,7 @@ class TinkerModelRoutes:
     """Routes of models."""
 
     def __init__(
-        self,
-        operations: Operations,
-        *,
-        base_models: BaseModels,
-        lookups: GrpcLookups,
-        is_unembed_trained: bool,
+        self, operations: Operations, *, base_models: BaseModels, lookups: GrpcLookups, is_unembed_trained: bool
     ) -> None:
         self._operations = operations
         self._base_models = base_models
