@@ -26,6 +26,7 @@ from twinkle_services.gateway.http.server import HttpServer, open_http
 from twinkle_services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
 from twinkle_services.gateway.keys.open import Accounts, open_keys
 from twinkle_services.gateway.keys.pepper import PepperUnusable
+from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.metrics.metrics import open_metrics
 from twinkle_services.gateway.metrics.sql import SqlEndedMetrics
 from twinkle_services.gateway.openai.models import FleetSamplers
@@ -74,7 +75,7 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         accounts = await open_keys(config, database, clock=clock)
         sessions = open_sessions(config, database, accounts.projects, clock=clock)
         upstreams = await open_upstreams(config, database, stack, clock=clock)
-        quotas = await stack.enter_async_context(_quotas(config, database, upstreams, clock=clock))
+        quotas = await stack.enter_async_context(_quotas(config, database, accounts.tenants, upstreams, clock=clock))
         catalogue = open_catalogue(database, _checkpoint_client(config, upstreams, quotas), clock=clock)
         fleet, channels, samplers = await open_fleet(config, stack, clock=clock)
         sampling = open_sampling(config, fleet, channels, lookups=upstreams.lookups, quotas=quotas)
@@ -144,9 +145,9 @@ def _server(
 
 
 def _quotas(
-    config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock
+    config: GatewayConfig, database: Database, tenants: Tenants, upstreams: Upstreams, *, clock: Clock
 ) -> AbstractAsyncContextManager[Quotas]:
-    return open_quotas(config, database, upstreams.models, data=upstreams.channels.get('data'), clock=clock)
+    return open_quotas(config, database, tenants, upstreams.models, data=upstreams.channels.get('data'), clock=clock)
 
 
 def _checkpoint_client(config: GatewayConfig, upstreams: Upstreams, quotas: Quotas) -> GrpcCheckpoints:

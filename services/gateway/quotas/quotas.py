@@ -9,7 +9,6 @@ import grpc
 from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
-from twinkle_services.gateway.keys.sql import SqlTenantStore
 from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
@@ -98,6 +97,7 @@ class Quotas:
 async def open_quotas(
     config: GatewayConfig,
     database: Database,
+    tenants: Tenants,
     models: Mapping[str, grpc.aio.Channel],
     *,
     data: grpc.aio.Channel | None,
@@ -115,7 +115,6 @@ async def open_quotas(
     datasets = GrpcDatasetSizes(data, internal_token=config.internal_token)
     training = TrainingLimits(table, rates, usage, adapters, datasets)
     try:
-        tenants = Tenants(SqlTenantStore(database), clock=clock)
         yield Quotas(tenants, usage, table=table, rates=rates, meter=meter, training=training)
     finally:
         await meter.close()
