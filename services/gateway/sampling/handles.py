@@ -61,8 +61,17 @@ class SamplingHandles:
             base_model = (await self._lookups.checkpoint(request.checkpoint_path)).base_model
             if request.base_model not in ('', base_model):
                 raise InvalidField('base_model', f'must be {base_model!r} for these weights, or be empty')
-        facts = vars(replace(request, base_model=base_model))
-        handle = SamplingHandle(**facts, tenant_id=self._caller().tenant_id, create_time=self._clock.now())
+        handle = SamplingHandle(
+            handle_id=request.handle_id,
+            tenant_id=self._caller().tenant_id,
+            session_id=request.session_id,
+            base_model=base_model,
+            checkpoint_path=request.checkpoint_path,
+            adapter_id=request.adapter_id,
+            future_id=request.future_id,
+            is_inflight=request.is_inflight,
+            create_time=self._clock.now(),
+        )
         stored = await self._store.add_if_absent(handle)
         if not stored.is_same_as(handle):
             raise RequestIdReused(request.handle_id)
