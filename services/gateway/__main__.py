@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import Job, Purge
+from twinkle_services.gateway.catalogue.follow import Purge
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from twinkle_services.gateway.catalogue.sql import SqlEndedRows
@@ -38,7 +38,7 @@ from twinkle_services.gateway.rollouts.sql import SqlEndedRollouts, SqlRolloutSt
 from twinkle_services.gateway.sampling.sampling import open_sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.sessions.sessions import open_sessions
-from twinkle_services.gateway.sessions.sweep import session_job
+from twinkle_services.gateway.sessions.sweep import Job, session_job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.store.migrations import SchemaNotSupported
 from twinkle_services.gateway.tinker.open import open_tinker, open_tinker_catalogue

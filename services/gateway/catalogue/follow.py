@@ -7,9 +7,9 @@ gateway requests a snapshot. `Purge` removes rows that ended long ago.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Never, TypeVar
+from typing import Generic, Never, TypeVar
 
 import structlog
 
@@ -27,8 +27,6 @@ from twinkle_services.kit.errors import DomainError
 
 Entry = TypeVar('Entry')
 
-Job = Callable[[], Coroutine[Any, Any, Any]]
-"""Returns the coroutine of a background task, which runs until it is cancelled."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 KEPT_FOR = timedelta(days=30)

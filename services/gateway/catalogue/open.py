@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import grpc
 
 from twinkle_services.gateway.catalogue.checkpoints import Checkpoints
-from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
+from twinkle_services.gateway.catalogue.follow import FeedFollower
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
+from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
 

@@ -9,7 +9,7 @@ from typing import Never
 import grpc
 import structlog
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
+from twinkle_services.gateway.catalogue.follow import FeedFollower
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
 from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from twinkle_services.gateway.config import GatewayConfig
@@ -25,6 +25,7 @@ from twinkle_services.gateway.fleet.upstreams import (
     ServiceRuns,
     Upstreams,
 )
+from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError

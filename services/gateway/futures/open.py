@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from twinkle_services.gateway.catalogue.follow import Job
 from twinkle_services.gateway.config import FuturesConfig, GatewayConfig
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.futures.capacity import FutureCapacity, SampleTally
@@ -23,6 +22,7 @@ from twinkle_services.gateway.quotas.quotas import Quotas
 from twinkle_services.gateway.sampling.handles import SamplingHandles
 from twinkle_services.gateway.sampling.sampling import Sampling
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
+from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.byte_gate import ByteGate
 from twinkle_services.kit.clock import Clock

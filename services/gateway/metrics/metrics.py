@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
+from twinkle_services.gateway.catalogue.follow import FeedFollower
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from twinkle_services.gateway.metrics.collector import MetricCollector
@@ -15,6 +15,7 @@ from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
 from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock

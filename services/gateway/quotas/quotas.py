@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower, Job
+from twinkle_services.gateway.catalogue.follow import FeedFollower
 from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
 from twinkle_services.gateway.keys.tenants import Tenants
@@ -17,6 +17,7 @@ from twinkle_services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
 from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sessions.grpc import GrpcAdapters
+from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock

@@ -28,6 +28,8 @@ _CONCURRENCY = 16
 """Maximum number of sessions that are settled at the same time, at most one per tenant."""
 _MAX_RECORDED_PATHS = 1000
 """Maximum number of checkpoint paths stored with a session. The catalogue lists all checkpoints."""
+Job = Callable[[], Coroutine[Any, Any, Any]]
+"""Returns the coroutine of a background task, which runs until it is cancelled."""
 SessionCall = Callable[[str], Awaitable[None]]
 """Call for a session of the current caller's tenant, by id. If it raises a DomainError, the next sweep repeats it."""
 _PREFIXES = {SessionState.EXPIRED: 'session-expired', SessionState.FINISHED: 'session-ended'}
@@ -195,7 +197,7 @@ def session_job(
     drop_work: SessionCall,
     unpin: SessionCall,
     clock: Clock,
-) -> Callable[[], Coroutine[Any, Any, Any]]:
+) -> Job:
     """Return the background job that expires and settles sessions."""
     store = SqlSessionStore(database)
     adapters = GrpcAdapters(tuple(models.values()), internal_token=config.internal_token)
