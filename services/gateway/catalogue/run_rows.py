@@ -60,8 +60,8 @@ async def locked_counts(
 ) -> dict[str, int]:
     """Lock the row of a run until the end of the transaction, and return its counts by name.
 
-    The row in the table `row`, see `SqlEndedRunRows.run_row`, is inserted with counts of 0 if it does not exist.
-    `names` contains the columns of all counts, and `moment` is the time of the change.
+    `connection` must be in a transaction. The row in the table `row`, see `SqlEndedRunRows.run_row`, is inserted with
+    counts of 0 if it does not exist. `names` has the columns of all counts, and `moment` is the time of the change.
     """
     values = {**key_of(run), **dict.fromkeys(names, 0), 'update_time': moment}
     insert = insert_into(connection, row).values(values).on_conflict_do_nothing(index_elements=list(key_of(run)))

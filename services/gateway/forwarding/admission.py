@@ -51,7 +51,10 @@ class AdmittedCalls:
         }
 
     def admitted(self, method: str, handler: Handler) -> Handler:
-        """Return the handler of a method, by full name with a leading slash, within the quotas for the method."""
+        """Return `handler` within the quotas of `method`, its full name with a leading slash.
+
+        Handlers of methods without quotas are returned unchanged.
+        """
         if handler.unary_unary is not None and method in self._unary:
             return _grpc.unary_unary_rpc_method_handler(partial(self._unary[method], handler.unary_unary))
         if handler.stream_unary is not None and method in _UPLOADS:

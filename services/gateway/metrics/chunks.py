@@ -28,6 +28,7 @@ def chunks_of(points: Iterable[Point], stored: Mapping[str, Sequence[int]], time
     """Return points by the chunk that they belong to. Of points with the same name and step, the last one is kept.
 
     `stored` contains the steps of the stored chunks of each metric, ascending; a metric without chunks may be absent.
+    `time_us` is the time of storage, in microseconds since 1970-01-01 UTC.
     """
     last = {(point.name, point.step): point.value for point in points}
     found = defaultdict[ChunkKey, list[tuple[int, float, int]]](list)

@@ -79,7 +79,8 @@ async def open_metrics(
     """Yield the metrics of `runs`, their watches, and the jobs that collect reports and poll for watches.
 
     Store the remaining reports after the block. `models` contains an internal channel to each model service by name. A
-    run may have at most `max_points` points, and all runs of a tenant together the number that `quota_of` returns.
+    run may have at most `max_points` points, and all runs of a tenant together the number that `quota_of` returns;
+    None means no limit.
     """
 
     def limits_of(tenant_id: str) -> PointLimits:

@@ -16,8 +16,8 @@ def visible_spans(
 
     Callers choose the ids of traces, so one trace may have spans of several tenants. A span belongs to the tenant that
     it names, or else to the tenant of the nearest span above it that names one. All other spans, such as those of a
-    program, belong to the only tenant that is named below their root, if there is exactly one. `owners_of` returns the
-    tenants of a trace by its id.
+    program, belong to the only tenant that is named below their root, if there is exactly one. `tenant_id` is not
+    empty; `owners_of` returns the tenants of a trace by its id.
     """
     owners = _owners(spans)
     visible = [span for span in spans if owners.get(span.span_id) == tenant_id]
