@@ -123,11 +123,13 @@ def test_folders_name_only_their_files(tmp_path: Path, open_rows: Callable[[Data
     [
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n',
+        b'\xef\xbb\xbf---\r\n# Subsets\r\nlanguage: en\r\nconfigs: [{config_name: main, data_files: a.jsonl}]\r\n',
+        b'--- \ntags: [\nconfigs: [{config_name: main, data_files: test.jsonl}]\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\nlanguage: \xff\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n1: x\n---\n',
         b'---\n- configs: [{config_name: main, data_files: test.jsonl}]\n---\n',
     ],
-    ids=['yaml', 'no end', 'no text', 'no name', 'list'],
+    ids=['yaml', 'no end', 'no end after fields', 'no beginning', 'no text', 'no name', 'list'],
 )
 def test_damaged_configs_select_no_other_files(
     tmp_path: Path, readme: bytes, open_rows: Callable[[DatasetMeta], object]
@@ -141,13 +143,24 @@ def test_damaged_configs_select_no_other_files(
 
 
 @pytest.mark.parametrize(
-    'readme', [b'# R\xe9sum\xe9\n', b'Text\n---\nconfigs: [\n---\n', b'---\ntags: [a]\n---\nconfigs: [\n']
+    'readme',
+    [
+        b'# R\xe9sum\xe9\n',
+        b'Text\n---\nconfigs: [\n---\n',
+        b'---\ntags: [a]\n---\nconfigs: [\n',
+        b'---\nlicense:\n---\nconfigs: [\n',
+        b'---\n# Rows\n---\nconfigs: [\n',
+        b'---\n\n# Rows\n\nAn example:\n\n```yaml\nconfigs:\n- data_files: test.jsonl\n```\n',
+    ],
+    ids=['none', 'after text', 'other', 'empty field', 'empty', 'horizontal rule'],
 )
 def test_texts_without_configs_define_nothing(tmp_path: Path, readme: bytes) -> None:
     """The text of a README is not read as configs, whether it has other metadata or none."""
-    (tmp_path / 'train.jsonl').write_text('{"x": 1}\n')
+    for split in ('train', 'test'):
+        (tmp_path / f'{split}.jsonl').write_text(f'{{"x": "{split}"}}\n')
     (tmp_path / 'README.md').write_bytes(readme)
-    assert find_files(DatasetMeta(str(tmp_path))) == [tmp_path / 'train.jsonl']
+    meta = DatasetMeta(str(tmp_path))
+    assert find_files(meta) == [tmp_path / 'train.jsonl']
 
 
 def test_both_descriptions_define_subsets(tmp_path: Path) -> None:

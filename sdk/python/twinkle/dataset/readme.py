@@ -22,8 +22,10 @@ _CARD, _STANDALONE = 'README.md', '.huggingface.yaml'
 """Files from which `datasets` reads definitions of subsets."""
 _FRONT_MATTER = re.compile(rb'(\xef\xbb\xbf)?\s*---')
 """Beginning of a README with metadata."""
-_CONFIGS = re.compile(rb'^configs\s*:', re.MULTILINE)
-"""Definitions of subsets in a README whose metadata may be incomplete."""
+_UNCLOSED = re.compile(r'\s*---.*\n([ \t\r]*(#.*)?\n)*\w[\w-]*[ \t]*:')
+"""Beginning of metadata in a text. Without a field after ---, the line is a horizontal rule."""
+_CONFIGS = re.compile(r'^configs\s*:', re.MULTILINE)
+"""Definitions of subsets in a text that begins with metadata."""
 _VERSION = re.compile(r'(\w[\w.+-]*)?')
 """Versions that are safe in the paths of the library's cache."""
 _SHOWN_CHARACTERS = 200
@@ -121,20 +123,25 @@ def _fields_of(name: str, file: Path) -> Config:
     described, content = f'{file.name} of {name}', file.read_bytes()
     if file.name == _CARD and not _FRONT_MATTER.match(content):
         return {}
-    # `datasets` reads READMEs with this class, so that both find the same fields.
-    card: Any = importlib.import_module('huggingface_hub').DatasetCard
     try:
-        found: Any = card.load(file).data.to_dict() if file.name == _CARD else yaml.safe_load(content)
+        found, text = _card_of(file) if file.name == _CARD else (yaml.safe_load(content), '')
     except (yaml.YAMLError, ValueError, TypeError) as error:
         problem = f'its metadata is not YAML with fields ({type(error).__name__}); correct or remove the metadata'
         raise _malformed(described, problem) from error
     if not isinstance(found, dict | None):
         raise _malformed(described, 'it must contain fields')
-    if not found and file.name == _CARD and _CONFIGS.search(content):
+    if not found and _UNCLOSED.match(text) and _CONFIGS.search(text):
         raise _malformed(described, 'its configs must be between two lines ---, the first of them at the beginning')
     fields = cast('Config', found or {})
     checked_configs(described, fields.get('configs'))
     return fields
+
+
+def _card_of(file: Path) -> tuple[Any, str]:
+    """Return the metadata of a README, and its text, which includes metadata that is not between two lines ---."""
+    # `datasets` reads READMEs with this class, so that both find the same fields.
+    card: Any = importlib.import_module('huggingface_hub').DatasetCard.load(file)
+    return card.data.to_dict(), card.text
 
 
 def _check(name: str, config: Config) -> None:
