@@ -1,7 +1,8 @@
-"""Sampling handles: the version to which a handle resolves, and the versions that handles keep pinned."""
+"""Sampling handles: their content, the version to which they resolve, and the versions that they keep pinned."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from fixtures.handle_store import MemoryHandleStore
 from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle_services.gateway.sampling.handles import SamplingHandles
-from twinkle_services.gateway.sampling.rules import SamplingHandle
+from twinkle_services.gateway.sampling.rules import HandleRequest, SamplingHandle
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import ServiceUnreachable, VersionNotFound
@@ -34,9 +35,14 @@ async def not_published(future_id: str) -> None:
 
 @dataclass
 class Lookups:
-    """Fake of `GrpcLookups` that records unpinned versions."""
+    """Fake of `GrpcLookups` that records unpinned versions. All checkpoints have the base model 'tiny'."""
 
     unpinned: list[int] = field(default_factory=list[int])
+
+    async def checkpoint(self, path: str) -> Any:
+        """Return a checkpoint with its base model."""
+        assert path
+        return SimpleNamespace(base_model='tiny')
 
     async def unpin(self, adapter_id: str, version: int) -> None:
         """Record the version; the first attempt fails if the version is divisible by 3."""
@@ -53,6 +59,23 @@ async def handles_of(*items: SamplingHandle, lookups: Any = None) -> SamplingHan
     for item in items:
         await store.add_if_absent(item)
     return SamplingHandles(store, lookups or Lookups(), not_published, caller=lambda: ALICE, clock=FakeClock())
+
+
+async def test_new_handle_has_the_content_of_its_request() -> None:
+    """A new handle has each field of its request, the base model of the weights, and the caller's tenant."""
+    handles = await handles_of()
+    request = HandleRequest(
+        handle_id='s:sample:0',
+        session_id='s',
+        checkpoint_path='twinkle://s/weights',
+        adapter_id='s:train:0',
+        future_id='fu-1',
+        is_inflight=True,
+    )
+    opened = await handles.open(request)
+    facts = {item.name: getattr(opened, item.name) for item in fields(request)}
+    assert HandleRequest(**facts) == replace(request, base_model='tiny')
+    assert (opened.tenant_id, opened.create_time) == ('alice', FakeClock().now())
 
 
 async def test_unpublished_version_is_an_error_that_the_client_may_retry() -> None:
