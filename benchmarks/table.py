@@ -82,7 +82,10 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
         return {'report': report.splitlines()}
     record = {'hardware': hardware, 'ratios': _measure()}
     previous = record_of(hardware, records)
-    records = [record if other is previous else other for other in records] + [record] * (previous is None)
+    if previous is None:
+        records.append(record)
+    else:
+        records[records.index(previous)] = record
     RECORD.write_text(json.dumps(records, indent=2) + '\n', encoding='utf-8')
     PAGE.write_text(render(records), encoding='utf-8')
     return record
