@@ -18,7 +18,7 @@ import structlog
 from twinkle.hub import HubError, resolve_model, weight_bytes
 from twinkle.infra import DeviceMesh, NotSupportedYet
 from twinkle.model.pass_size import PASS_ON_A_CPU, PassSize, fitting_pass
-from twinkle.nn import device_memory
+from twinkle.nn import device_memory, float32_products
 from twinkle_services.kit.clock import SystemClock
 from twinkle_services.kit.resumable_uploads import UploadQuota, UploadRules, UploadStore
 from twinkle_services.kit.rpc.auth import InternalAuthenticator
@@ -184,7 +184,7 @@ def replay_environment(config: ModelConfig) -> ReplayEnvironment:
         FULL_GRADIENT_SUM: f'dp {config.mesh.dp}, fsdp {config.mesh.fsdp}' if is_sum_by_mesh else TREE_SUM,
         'gradient_sum': f'{TREE_SUM}, rows of common prefixes once',
         'layer_parts': config.mesh.tp,
-        'float32_products': 'TF32' if config.allow_tf32 and config.device.startswith('cuda') else 'float32',
+        'float32_products': float32_products(config.device, is_tf32_allowed=config.allow_tf32),
         'pass_tokens': pass_size_of(config).row_count,
         'row_parts': config.mesh.ulysses,
         # torchrun sets OMP_NUM_THREADS, which determines the default of torch.

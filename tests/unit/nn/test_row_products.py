@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from twinkle.nn.row_products import BlockedProducts, add_product, product
+from twinkle.nn.cpu_facts import has_faster_onednn
+from twinkle.nn.row_products import BlockedProducts, add_product, fast_product, onednn_product, product
 
 ROWS = 700
 """Number of rows of the products with which shorter products are compared."""
@@ -48,6 +49,43 @@ def test_products_are_added_in_place(dtype: torch.dtype, count: int) -> None:
     add_product(part, rows[:count], weight, scaling=0.5)
     assert torch.equal(part, whole[:count])
     torch.testing.assert_close(part.float(), 1.0 + 0.5 * rows[:count].float() @ weight.float(), rtol=0.02, atol=0.5)
+
+
+@pytest.mark.parametrize('is_transposed', [False, True])
+@pytest.mark.parametrize('has_bias', [False, True])
+def test_onednn_multiplies_strided_operands(*, is_transposed: bool, has_bias: bool) -> None:
+    """Parts of larger tensors, in both layouts of the weights, have the products that torch computes."""
+    rows, weight = operands(576, 192, torch.float32, is_transposed=is_transposed)
+    bias = torch.arange(100.0) if has_bias else None
+    rows, weight = rows[3:47, 7:300], weight[7:300, 11:111]
+    expected = rows @ weight + (0.0 if bias is None else bias)
+    torch.testing.assert_close(onednn_product(rows, weight, bias), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(onednn_product(rows[:1], weight, bias), expected[:1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('traced', ['rows', 'weight'])
+def test_products_of_trained_tensors_have_gradients(traced: str) -> None:
+    """The gradient of a product is the same as that of `torch.matmul`, for rows and for weights."""
+    rows, weight = operands(64, 96, torch.float32, is_transposed=True)
+    operand = {'rows': rows, 'weight': weight}[traced].requires_grad_()
+    fast_product(rows, weight).square().sum().backward()
+    found, operand.grad = operand.grad, None
+    (rows @ weight).square().sum().backward()
+    torch.testing.assert_close(found, operand.grad)
+
+
+@pytest.mark.parametrize(
+    ('cpu', 'is_faster'),
+    [
+        ('vendor_id : AuthenticAMD\nflags : avx2 avx512f avx512_bf16', True),
+        ('vendor_id : AuthenticAMD\nflags : avx2', False),
+        ('vendor_id : GenuineIntel\nflags : avx2 avx512f amx_bf16', False),
+        ('', False),
+    ],
+)
+def test_onednn_is_used_where_mkl_has_no_kernels_for_avx512(*, cpu: str, is_faster: bool) -> None:
+    """MKL uses its kernels for AVX-512 only on CPUs of Intel."""
+    assert has_faster_onednn(cpu) is is_faster
 
 
 def test_sizes_do_not_depend_on_the_first_weights() -> None:

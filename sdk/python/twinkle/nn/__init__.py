@@ -32,7 +32,7 @@ from twinkle.nn.peft_files import (
     tensor_of,
     tensor_view_of,
 )
-from twinkle.nn.precision import chosen_dtype, device_memory, torch_device
+from twinkle.nn.precision import chosen_dtype, device_memory, float32_products, torch_device
 from twinkle.nn.row_layout import RowLayout, RowRanks
 from twinkle.nn.sharding import BaseSharding
 from twinkle.nn.spans import AdapterSpan, SequenceSpan
@@ -71,6 +71,7 @@ __all__ = [
     'chosen_dtype',
     'device_memory',
     'divided_like',
+    'float32_products',
     'gathered',
     'load_adapter',
     'log_probabilities',

@@ -17,6 +17,14 @@ def has_amx(cpu: str) -> bool:
     return 'amx_bf16' in cpu
 
 
+def has_faster_onednn(cpu: str) -> bool:
+    """Return whether oneDNN multiplies float32 faster than MKL.
+
+    MKL uses its kernels for AVX-512 only on Intel's CPUs; oneDNN uses its own on all CPUs that have AVX-512.
+    """
+    return 'avx512f' in cpu and 'GenuineIntel' not in cpu
+
+
 @cache
 def cpu_text() -> str:
     """Return the description of this machine's CPUs; an empty text on systems other than Linux."""

@@ -23,7 +23,7 @@ from twinkle.nn.active_adapters import ActiveAdapters, ExpertSpan, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.gated_mlp import gate_of
 from twinkle.nn.lora_linear import AdaptedLinear
-from twinkle.nn.row_products import needs_blocks
+from twinkle.nn.row_products import is_special
 from twinkle.nn.rows import pad_rows, padded_row_count
 
 _ROW_MULTIPLE = 4
@@ -137,7 +137,7 @@ class PackedExperts(nn.Module):
         bias = getattr(self.source, f'{name}_bias')[position] if self._has_bias else None
         if self._is_transposed:
             weight = weight.T
-        if not spans and not needs_blocks(x):
+        if not spans and not is_special(x, weight):
             return linear(x, weight, bias)
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         return AdaptedLinear.apply(x, weight, bias, spans, *parameters)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from twinkle.nn.layer_update import LayerDropout
-from twinkle.nn.row_products import add_product, product
+from twinkle.nn.row_products import add_product, fast_product, product
 from twinkle.nn.rows import pad_rows
 
 
@@ -53,13 +53,13 @@ class LoraFactors:
         (z_SR,) = saved
         # Products with few rows are up to three times as fast on CPUs as products with few columns. The forward
         # product is not transposed, because the rounding of a pack row would then depend on the other rows.
-        dz_RS = (self.b.to(dy_SO.dtype).t() @ dy_SO.t()).mul_(self.scaling)
+        dz_RS = fast_product(self.b.to(dy_SO.dtype).t(), dy_SO.t()).mul_(self.scaling)
         mask_SI = None if dropout is None else dropout.mask(x_SI)
         da_RI = db_OR = None
         if self.a.requires_grad:
-            da_RI = (dz_RS @ (x_SI if mask_SI is None else x_SI * mask_SI)).to(self.a.dtype)
+            da_RI = fast_product(dz_RS, x_SI if mask_SI is None else x_SI * mask_SI).to(self.a.dtype)
         if self.b.requires_grad:
-            db_OR = (z_SR.t() @ dy_SO).mul_(self.scaling).t().to(self.b.dtype).contiguous()
+            db_OR = fast_product(z_SR.t(), dy_SO).mul_(self.scaling).t().to(self.b.dtype).contiguous()
         if dx_SI is not None and mask_SI is None:
             dx_SI.addmm_(dz_RS.t(), self.a.to(dy_SO.dtype))
         elif dx_SI is not None:

@@ -16,7 +16,7 @@ from twinkle.nn.active_adapters import ActiveAdapters, LayerSpan
 from twinkle.nn.errors import UnsupportedModel
 from twinkle.nn.four_bit import FourBitLinear, FourBitWeight
 from twinkle.nn.layer_shard import LayerShard
-from twinkle.nn.row_products import needs_blocks, product
+from twinkle.nn.row_products import is_special, product
 from twinkle.nn.span_kernels import kernel_for
 
 
@@ -50,7 +50,7 @@ class LoraLinear(nn.Module):
         """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
         weight = self.base.packed if isinstance(self.base, FourBitLinear) else self.base.weight
-        if not spans and not needs_blocks(x) and isinstance(weight, Tensor):
+        if not spans and isinstance(weight, Tensor) and not is_special(x, weight):
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
         if spans and row_count != self._active.row_count:

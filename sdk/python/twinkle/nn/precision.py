@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
+from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16, has_faster_onednn
 from twinkle.telemetry import gpu_memory
 
 _HALF = ('bfloat16', 'float16')
@@ -66,6 +66,13 @@ def declared_dtype(folder: str | os.PathLike[str]) -> str:
         if found := part.get('dtype') or part.get('torch_dtype'):
             return str(found)
     return 'float32'
+
+
+def float32_products(device: str, *, is_tf32_allowed: bool) -> str:
+    """Return a name for the way in which a device multiplies float32; the last bits of results depend on it."""
+    if is_tf32_allowed and device.startswith('cuda'):
+        return 'TF32'
+    return 'oneDNN' if device.startswith('cpu') and has_faster_onednn(cpu_text()) else 'float32'
 
 
 def is_bfloat16_fast(device: str) -> bool:

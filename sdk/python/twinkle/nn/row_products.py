@@ -1,7 +1,9 @@
 """Matrix products in which each row is bitwise independent of the other rows.
 
 On CPUs with AMX, the order in which oneDNN adds the terms of a half-precision product depends on the number of rows.
-On these CPUs, such products run in blocks of rows, with sizes that all give the same order (docs/LOG.md).
+On these CPUs, such products run in blocks of rows, with sizes that all give the same order. Where oneDNN multiplies
+float32 faster than MKL, it computes these products too. A row is then rounded differently only if it is the only one
+(docs/LOG.md).
 
 Legend: R rows, B rows of a block, K terms of a sum, N columns.
 """
@@ -11,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from twinkle.nn.cpu_facts import cpu_text, has_amx
+from twinkle.nn.cpu_facts import cpu_text, has_amx, has_faster_onednn
 from twinkle.nn.rows import pad_rows
 
 _REFERENCE_ROWS = 128
@@ -94,6 +96,7 @@ class BlockedProducts:
 
 
 _HAS_AMX = has_amx(cpu_text())
+_HAS_FASTER_ONEDNN = has_faster_onednn(cpu_text()) and torch.backends.mkldnn.is_available()
 _BLOCKED = BlockedProducts()
 
 
@@ -102,11 +105,23 @@ def needs_blocks(x: Tensor) -> bool:
     return _HAS_AMX and x.dtype in _HALF and x.device.type == 'cpu'
 
 
+def uses_onednn(x: Tensor) -> bool:
+    """Return whether products with these rows call oneDNN, where torch would call MKL."""
+    return _HAS_FASTER_ONEDNN and x.dtype == torch.float32 and x.device.type == 'cpu'
+
+
+def is_special(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `product` has other results or another speed than `torch.nn.functional.linear`.
+
+    False for a weight that is trained, because its gradient is left to torch.
+    """
+    return (needs_blocks(x) or uses_onednn(x)) and not weight.requires_grad
+
+
 def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return [R, N], `x W + bias`. If autograd traces the call, its backward pass has no blocks."""
     if not needs_blocks(x_RK):
-        x_RK = _with_contiguous_rows(x_RK)
-        return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
+        return fast_product(_with_contiguous_rows(x_RK), weight_KN, bias_N)
     shape = x_RK.shape[0], weight_KN.shape[1]
     if bias_N is None:
         y_RN = x_RK.new_empty(shape)
@@ -117,12 +132,30 @@ def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Te
     return y_RN
 
 
+def fast_product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return [R, N], `x W + bias`, with the kernel that `product` uses if it does not divide the rows into blocks."""
+    if uses_onednn(x_RK) and not _is_traced(x_RK, weight_KN, bias_N):
+        return onednn_product(x_RK, weight_KN, bias_N)
+    return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
+
+
+def onednn_product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return float32 [R, N], `x W + bias`, computed by oneDNN; autograd cannot trace it."""
+    # Torch has this operator for compiled graphs; no public function calls oneDNN for float32.
+    return torch.ops.mkldnn._linear_pointwise(x_RK, weight_KN.t(), bias_N, 'none', [], '')  # noqa: SLF001
+
+
 def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
     """Add `scaling x W` to `y_RN` in place. If autograd traces the call, its backward pass has no blocks."""
     if needs_blocks(x_RK):
         _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
     else:
         y_RN.addmm_(_with_contiguous_rows(x_RK), weight_KN, alpha=scaling)
+
+
+def _is_traced(*tensors: Tensor | None) -> bool:
+    """Return whether autograd traces an operation on the tensors; the operator for oneDNN has no gradient."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _with_contiguous_rows(x_RK: Tensor) -> Tensor:
