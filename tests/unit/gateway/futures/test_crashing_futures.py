@@ -14,7 +14,6 @@ from fixtures.tiers import mostly_slow
 from twinkle_services.gateway.errors import RequestCrashed
 from twinkle_services.gateway.futures.records import MAX_CRASHES
 from twinkle_services.gateway.futures.rules import Future
-from twinkle_services.kit.errors import ServiceUnreachable
 
 POISON = 'poison'
 INNOCENT = [f'innocent-{number}' for number in range(6)]
@@ -34,21 +33,21 @@ class _Crashing(Recorder):
 
 
 class _Disk(MemoryPayloadStore):
-    """Payload store that refuses writes once its process has crashed."""
+    """Payload store whose writes never complete once its process has crashed."""
 
     is_process_dead = False
 
     async def put(self, name: str, data: bytes) -> None:
-        self._check()
+        await self._check()
         await super().put(name, data)
 
     async def delete(self, name: str) -> None:
-        self._check()
+        await self._check()
         await super().delete(name)
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         if self.is_process_dead:
-            raise ServiceUnreachable('gateway')
+            await asyncio.Event().wait()
 
 
 @dataclass
