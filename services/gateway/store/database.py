@@ -108,7 +108,7 @@ class Database:
         """
         address = _with_driver(url)
         if address.get_backend_name() == 'sqlite':
-            engine = _sqlite_engine(address)
+            engine = sqlite_engine(address)
             with _converted_connection_errors(), sqlite_seals.named_damage(str(address.database), wrapper=DBAPIError):
                 await asyncio.to_thread(_use_wal, str(address.database))
         else:
@@ -238,7 +238,8 @@ def _with_driver(url: str) -> URL:
     return address.set(drivername=drivers[address.get_backend_name()])
 
 
-def _sqlite_engine(address: URL) -> AsyncEngine:
+def sqlite_engine(address: URL) -> AsyncEngine:
+    """Return an engine for a SQLite file, without checking the file or its schema."""
     if not address.database or address.database == ':memory:':
         raise ValueError('database_url: name a file, such as sqlite:///twinkle.db')
     Path(address.database).parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,14 @@
 """Tests of `FeedFollower`: snapshots, changes, broken streams and pauses."""
 
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from fixtures.gateway_stores import MemoryRunStore, ScriptedFeed
 from twinkle_services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
 from twinkle_services.gateway.catalogue.rules import (
+    CatalogueEvent,
     EntryChanged,
     EntryDamaged,
     EntryDeleted,
@@ -14,11 +16,41 @@ from twinkle_services.gateway.catalogue.rules import (
     RunFilter,
     SnapshotComplete,
 )
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.paging import Page
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+class ScriptedFeed:
+    """An event feed whose streams each yield the events of one script."""
+
+    def __init__(self, *scripts: Sequence[CatalogueEvent[Any] | Exception]) -> None:
+        """Use the scripts in order; an exception in a script is raised at its position."""
+        self._scripts = list(scripts)
+        self.tokens: list[str] = []
+
+    @property
+    def remaining(self) -> int:
+        """Number of scripts that have not been used."""
+        return len(self._scripts)
+
+    async def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Any]]:
+        """Record the token and yield the events of the next script."""
+        self.tokens.append(resume_token)
+        for event in self._scripts.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+@pytest.fixture
+def runs(database: Database) -> SqlRunStore:
+    """Store without runs."""
+    return SqlRunStore(database)
 
 
 class Stop(Exception):
@@ -41,7 +73,7 @@ def changed(run_id: str, token: str) -> EntryChanged[Run]:
     return EntryChanged(key=('alice', run_id), entry=run, resume_token=token)
 
 
-async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
+async def follow(feed: ScriptedFeed, runs: SqlRunStore) -> list[float]:
     """Follow the feed until all scripts have run; return the length of each pause in seconds."""
     pauses: list[float] = []
     scripts = feed.remaining
@@ -57,31 +89,28 @@ async def follow(feed: ScriptedFeed, runs: MemoryRunStore) -> list[float]:
     return pauses
 
 
-async def activity(runs: MemoryRunStore) -> dict[str, bool]:
+async def activity(runs: SqlRunStore) -> dict[str, bool]:
     """Return whether each run of alice is active, by run id."""
     listed = (await runs.list_newest('alice', Page(size=100), RunFilter())).items
     return {run.run_id: run.is_active for run in listed}
 
 
-async def test_runs_absent_from_the_snapshot_become_inactive() -> None:
+async def test_runs_absent_from_the_snapshot_become_inactive(runs: SqlRunStore) -> None:
     """A stored run that is absent from a complete snapshot becomes inactive but is not removed."""
-    runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     await follow(ScriptedFeed([changed('a', '1'), changed('b', '2'), SnapshotComplete(resume_token='3')]), runs)
     assert await activity(runs) == {'old': False, 'a': True, 'b': True}
 
 
-async def test_damaged_run_stays_active() -> None:
+async def test_damaged_run_stays_active(runs: SqlRunStore) -> None:
     """A run with a damaged record is part of the snapshot, so the run stays active with its earlier content."""
-    runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     await follow(ScriptedFeed([EntryDamaged(key=('alice', 'old')), SnapshotComplete(resume_token='3')]), runs)
     assert await activity(runs) == {'old': True}
 
 
-async def test_incomplete_snapshot_is_restarted() -> None:
+async def test_incomplete_snapshot_is_restarted(runs: SqlRunStore) -> None:
     """A stream that breaks during its snapshot makes no run inactive, and the next stream starts from the beginning."""
-    runs = MemoryRunStore()
     await runs.save(changed('old', '').entry)
     feed = ScriptedFeed([changed('a', '1'), ServiceUnreachable('model')], [])
     await follow(feed, runs)
@@ -89,9 +118,8 @@ async def test_incomplete_snapshot_is_restarted() -> None:
     assert await activity(runs) == {'old': True, 'a': True}
 
 
-async def test_broken_stream_resumes_after_the_last_event() -> None:
+async def test_broken_stream_resumes_after_the_last_event(runs: SqlRunStore) -> None:
     """The stream after a complete snapshot resumes at the token of the last event."""
-    runs = MemoryRunStore()
     feed = ScriptedFeed(
         [SnapshotComplete(resume_token='1'), changed('a', '2'), ServiceUnreachable('model')],
         [EntryDeleted(key=('alice', 'a'), resume_token='3')],
@@ -101,9 +129,8 @@ async def test_broken_stream_resumes_after_the_last_event() -> None:
     assert await activity(runs) == {'a': False}
 
 
-async def test_end_of_a_resumed_snapshot_deactivates_nothing() -> None:
+async def test_end_of_a_resumed_snapshot_deactivates_nothing(runs: SqlRunStore) -> None:
     """A `SnapshotComplete` event in a resumed stream is not treated as an empty snapshot."""
-    runs = MemoryRunStore()
     feed = ScriptedFeed(
         [changed('a', '1'), SnapshotComplete(resume_token='2')], [SnapshotComplete(resume_token='3'), changed('b', '4')]
     )
@@ -111,9 +138,8 @@ async def test_end_of_a_resumed_snapshot_deactivates_nothing() -> None:
     assert await activity(runs) == {'a': True, 'b': True}
 
 
-async def test_second_snapshot_within_a_stream_is_recognized() -> None:
+async def test_second_snapshot_within_a_stream_is_recognized(runs: SqlRunStore) -> None:
     """Events without a token start a new snapshot inside a stream; runs absent from this snapshot become inactive."""
-    runs = MemoryRunStore()
     snapshot = [changed('b', ''), SnapshotComplete(resume_token='9')]
     await follow(ScriptedFeed([changed('a', ''), SnapshotComplete(resume_token='1'), *snapshot]), runs)
     assert await activity(runs) == {'a': False, 'b': True}
@@ -124,9 +150,8 @@ async def test_second_snapshot_within_a_stream_is_recognized() -> None:
 
 
 @pytest.mark.parametrize('error', [ServiceUnreachable('model'), InvalidField('resume_token', 'is too old')])
-async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception) -> None:
+async def test_stream_without_events_is_followed_by_a_snapshot(runs: SqlRunStore, error: Exception) -> None:
     """If a stream fails before its first event, the follower requests a snapshot next."""
-    runs = MemoryRunStore()
     feed = ScriptedFeed(
         [changed('old', '6'), SnapshotComplete(resume_token='7')], [error], [SnapshotComplete(resume_token='1')]
     )
@@ -135,11 +160,11 @@ async def test_stream_without_events_is_followed_by_a_snapshot(error: Exception)
     assert await activity(runs) == {'old': False}
 
 
-async def test_pauses_are_bounded_and_reset_after_a_success() -> None:
+async def test_pauses_are_bounded_and_reset_after_a_success(runs: SqlRunStore) -> None:
     """Pauses between failed attempts grow to a maximum, and are short again after a success."""
     unreachable = [ServiceUnreachable('model')]
     feed = ScriptedFeed(*[unreachable] * 12, [SnapshotComplete(resume_token='1')])
-    pauses = await follow(feed, MemoryRunStore())
+    pauses = await follow(feed, runs)
     assert max(pauses) <= LONGEST_PAUSE_SECONDS
     assert min(pauses[8:12]) >= LONGEST_PAUSE_SECONDS / 2
     assert pauses[-1] <= 0.2

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fixtures.gateway_stores import MemoryRunStore
 from twinkle.api.checkpoint.v1 import checkpoint_pb2
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.openai.models import ModelResolver, sample_all
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import (
     AdapterNotFound,
@@ -99,19 +100,19 @@ ALICE = Caller(tenant_id='alice')
 PUBLIC = 'tinker://theirs/sampler_weights/public'
 
 
-def resolver_of(lookups: Any) -> ModelResolver:
-    """Return a resolver with an empty catalogue."""
+def resolver_of(lookups: Any, database: Database) -> ModelResolver:
+    """Return a resolver whose catalogue is in `database`."""
     models: Any = FakeModels()
     return ModelResolver(
-        models, runs=Runs(MemoryRunStore()), lookups=lookups, started_at=datetime(2026, 1, 1, tzinfo=UTC)
+        models, runs=Runs(SqlRunStore(database)), lookups=lookups, started_at=datetime(2026, 1, 1, tzinfo=UTC)
     )
 
 
 @pytest.mark.parametrize('prefix', ['', 'tiny;'])
 @pytest.mark.parametrize('name', ['new', 'new@3', PUBLIC, 'twinkle://theirs/weights/public'])
-async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -> None:
+async def test_weights_outside_the_catalogue_are_found(database: Database, prefix: str, name: str) -> None:
     """A run that is not in the catalogue yet, and another tenant's public checkpoint, can be sampled."""
-    found = await resolver_of(FakeLookups()).find(ALICE, prefix + name)
+    found = await resolver_of(FakeLookups(), database).find(ALICE, prefix + name)
     assert (found.base_model, found.run) == ('tiny', None)
     assert found.adapter is not None
     assert found.adapter.adapter_id in {'', 'new'}
@@ -119,25 +120,25 @@ async def test_weights_outside_the_catalogue_are_found(prefix: str, name: str) -
 
 
 @pytest.mark.parametrize('name', ['old', 'old@1', 'tinker://theirs/sampler_weights/private', 'tiny;old', 'tiny;'])
-async def test_other_weights_are_unknown(name: str) -> None:
+async def test_other_weights_are_unknown(database: Database, name: str) -> None:
     """Weights that the caller may not use are unknown, and their error contains only the requested name."""
     with pytest.raises(BaseModelNotFound) as caught:
-        await resolver_of(FakeLookups()).find(ALICE, name)
+        await resolver_of(FakeLookups(), database).find(ALICE, name)
     assert caught.value.metadata() == {'baseModel': name, 'known': 'tiny'}
 
 
-async def test_public_weights_need_their_base_model() -> None:
+async def test_public_weights_need_their_base_model(database: Database) -> None:
     """A public path after a different base model is refused."""
     with pytest.raises(InvalidField):
-        await resolver_of(FakeLookups()).find(ALICE, f'large;{PUBLIC}')
+        await resolver_of(FakeLookups(), database).find(ALICE, f'large;{PUBLIC}')
 
 
-async def test_unreachable_services_do_not_hide_models() -> None:
+async def test_unreachable_services_do_not_hide_models(database: Database) -> None:
     """An unreachable checkpoint service is an error for a path; an unreachable model service makes a name unknown."""
     lookups = FakeLookups()
     lookups.failure = ServiceUnreachable('checkpoint')
     with pytest.raises(ServiceUnreachable):
-        await resolver_of(lookups).find(ALICE, PUBLIC)
+        await resolver_of(lookups, database).find(ALICE, PUBLIC)
     with pytest.raises(BaseModelNotFound):
-        await resolver_of(lookups).find(ALICE, 'new')
-    assert (await resolver_of(lookups).find(ALICE, 'tiny')).base_model == 'tiny'
+        await resolver_of(lookups, database).find(ALICE, 'new')
+    assert (await resolver_of(lookups, database).find(ALICE, 'tiny')).base_model == 'tiny'
