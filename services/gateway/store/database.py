@@ -270,10 +270,9 @@ def _use_wal(path: str) -> None:
 def _prepare_sqlite(connection: Any, record: object) -> None:
     # Disables the driver's implicit transactions, which begin too late and never around DDL.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    for setting in ('synchronous=FULL', 'foreign_keys=ON', 'cache_size=-2000'):
-        cursor.execute(f'PRAGMA {setting}')
-    cursor.close()
+    with closing(connection.cursor()) as cursor:
+        for setting in ('synchronous=FULL', 'foreign_keys=ON', 'cache_size=-2000'):
+            cursor.execute(f'PRAGMA {setting}')
     sqlite_seals.prepare(connection)
 
 
