@@ -1,4 +1,4 @@
-"""Fixtures for the implementations of the gateway's stores: in memory, SQLite, and PostgreSQL if it is installed."""
+"""Fixtures for the gateway's stores, on SQLite and PostgreSQL."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -6,33 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.gateway_stores import (
-    MemoryCheckpointStore,
-    MemoryKeyStore,
-    MemoryProjectStore,
-    MemoryRunStore,
-    MemorySessionStore,
-    MemoryTenantStore,
-)
-from twinkle_services.gateway.catalogue.ports import CheckpointStore, RunStore
 from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
-from twinkle_services.gateway.keys.ports import KeyStore, ProjectStore, TenantStore
 from twinkle_services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
-from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.sql import SqlSessionStore
 from twinkle_services.gateway.store.database import Database
 
 
 @dataclass(frozen=True)
 class Stores:
-    """All stores of one implementation, with one database."""
+    """Stores with one database."""
 
-    tenants: TenantStore
-    projects: ProjectStore
-    keys: KeyStore
-    sessions: SessionStore
-    runs: RunStore
-    checkpoints: CheckpointStore
+    tenants: SqlTenantStore
+    projects: SqlProjectStore
+    keys: SqlKeyStore
+    sessions: SqlSessionStore
+    runs: SqlRunStore
+    checkpoints: SqlCheckpointStore
 
 
 @pytest.fixture(params=['sqlite', 'postgres'])
@@ -43,23 +32,18 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f'sqlite:///{tmp_path / "gateway.db"}'
 
 
-@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Empty stores of one implementation."""
-    if request.param == 'memory':
-        yield Stores(
-            tenants=MemoryTenantStore(),
-            projects=MemoryProjectStore(),
-            keys=MemoryKeyStore(),
-            sessions=MemorySessionStore(),
-            runs=MemoryRunStore(),
-            checkpoints=MemoryCheckpointStore(),
-        )
-        return
-    is_postgres = request.param == 'postgres'
-    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
-    database = await Database.open(url)
-    yield Stores(
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """Empty database."""
+    database = await Database.open(database_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def stores(database: Database) -> Stores:
+    """Empty stores."""
+    return Stores(
         tenants=SqlTenantStore(database),
         projects=SqlProjectStore(database),
         keys=SqlKeyStore(database),
@@ -67,4 +51,3 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         runs=SqlRunStore(database),
         checkpoints=SqlCheckpointStore(database),
     )
-    await database.close()

@@ -170,7 +170,9 @@ async def test_new_adapter_is_found_by_querying_the_services(database: Database)
 
 
 @pytest.mark.parametrize('down', [set[str](), {'two'}], ids=['all up', 'one down'])
-async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(database: Database, down: set[str]) -> None:
+async def test_absent_adapters_and_adapters_of_other_tenants_are_indistinguishable(
+    database: Database, down: set[str]
+) -> None:
     """An absent adapter and another tenant's adapter have the same outcome, even if one service is unreachable."""
     services = Services(one={'tiny'}, two={'small'})
     await SqlRunStore(database).save(_run('ad-bob', 'tiny', tenant_id='bob'))

@@ -16,6 +16,7 @@ from twinkle_services.gateway.http.call import CallMemory, HttpCall, JsonRespons
 from twinkle_services.gateway.openai.anthropic_request import message_request
 from twinkle_services.gateway.openai.chat_request import chat_request
 from twinkle_services.gateway.openai.responses_request import item_request
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.tinker.routes import TinkerErrors
 from twinkle_services.gateway.tinker.sampling import sample_request
 from twinkle_services.kit.byte_gate import ByteGate
@@ -34,9 +35,9 @@ def gates() -> MemoryGates:
 
 
 @pytest.fixture
-async def api(gates: MemoryGates) -> AsyncIterator[TinkerApi]:
+async def api(database: Database, gates: MemoryGates) -> AsyncIterator[TinkerApi]:
     """The Tinker API with little memory."""
-    async with tinker_api(memory=gates) as running:
+    async with tinker_api(database, memory=gates) as running:
         yield running
 
 

@@ -54,7 +54,7 @@ class Harness:
 
 @pytest.fixture
 def harness(database: Database) -> Harness:
-    """Operations on an empty database."""
+    """Operations on a database without keys."""
     return Harness(database)
 
 

@@ -6,9 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fixtures.gateway_stores import MemorySessionStore
+from twinkle_services.gateway.keys.rules import Tenant
+from twinkle_services.gateway.keys.sql import SqlTenantStore
 from twinkle_services.gateway.sessions.rules import FinishReason, ParkedAdapter, Session, SessionState
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
 from twinkle_services.gateway.sessions.sweep import SessionSettler, SessionSweep
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import DomainError, ServiceUnreachable
 from twinkle_services.kit.rpc.context import current_caller
@@ -55,10 +58,10 @@ class FakeAdapters:
 class Harness:
     """A settler over a session store and fake services."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Database) -> None:
         self.tenants = {'alice'}
         """Tenants of the sessions."""
-        self.sessions, self.adapters = MemorySessionStore(), FakeAdapters()
+        self.sessions, self.adapters = SqlSessionStore(database), FakeAdapters()
         self.unpinned: list[str] = []
         """Sessions whose versions were unpinned."""
         self.dropped: list[str] = []
@@ -85,14 +88,19 @@ class Harness:
         return found
 
 
+@pytest.fixture
+def harness(database: Database) -> Harness:
+    """A settler without sessions."""
+    return Harness(database)
+
+
 async def settle_all(settler: SessionSettler) -> int:
     """Settle all ended sessions; return the number of sessions settled now."""
     return sum(await asyncio.gather(*await settler.start()))
 
 
-async def test_expired_session_is_saved_parked_and_unpinned() -> None:
+async def test_expired_session_is_saved_parked_and_unpinned(harness: Harness) -> None:
     """All adapters of an expired session are saved and parked once, and the session records the checkpoints."""
-    harness = Harness()
     await harness.sessions.add_if_absent(EXPIRED)
     assert await settle_all(harness.settler) == 1
     assert harness.adapters.parked == [('alice', name, 'session-expired') for name in ('ad-1', 'ad-2')]
@@ -107,27 +115,24 @@ async def test_expired_session_is_saved_parked_and_unpinned() -> None:
     ('reason', 'prefix'),
     [(FinishReason.SUCCESS, ''), (FinishReason.FAILED, 'session-ended'), (FinishReason.INTERRUPTED, 'session-ended')],
 )
-async def test_finished_session_is_saved_unless_the_client_reports_success(reason, prefix) -> None:
+async def test_finished_session_is_saved_unless_the_client_reports_success(harness: Harness, reason, prefix) -> None:
     """The adapters of a finished session are parked, and saved only if its client did not report success."""
-    harness = Harness()
     await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE).finished(reason))
     assert await settle_all(harness.settler) == 1
     assert {item[2] for item in harness.adapters.parked} == {prefix}
     assert harness.unpinned == ['ses-1']
 
 
-async def test_active_session_is_not_settled() -> None:
+async def test_active_session_is_not_settled(harness: Harness) -> None:
     """The adapters of an active session are not parked."""
-    harness = Harness()
     await harness.sessions.add_if_absent(replace(EXPIRED, state=SessionState.ACTIVE))
     assert await settle_all(harness.settler) == 0
     assert harness.adapters.parked == []
 
 
 @pytest.mark.parametrize('fault', ['failures', 'busy', 'failure'])
-async def test_failed_work_is_repeated_by_the_next_sweep(fault) -> None:
+async def test_failed_work_is_repeated_by_the_next_sweep(harness: Harness, fault) -> None:
     """A failure affects neither other adapters nor other sessions, and the next sweep repeats the failed step."""
-    harness = Harness()
     harness.adapters.adapters['ses-2'] = ['ad-3']
     await harness.sessions.add_if_absent(EXPIRED)
     later = START + timedelta(seconds=1)
@@ -149,27 +154,25 @@ async def test_failed_work_is_repeated_by_the_next_sweep(fault) -> None:
     assert (await harness.session()).is_settled
 
 
-async def test_versions_are_unpinned_although_an_adapter_cannot_be_parked() -> None:
+async def test_versions_are_unpinned_although_an_adapter_cannot_be_parked(harness: Harness) -> None:
     """A session's versions are unpinned even if parking one of its adapters always fails."""
-    harness = Harness()
     harness.adapters.failures['ad-1'] = ServiceUnreachable('model')
     await harness.sessions.add_if_absent(EXPIRED)
     assert await settle_all(harness.settler) == 0
     assert harness.unpinned == ['ses-1']
 
 
-async def test_deleted_adapter_is_skipped() -> None:
+async def test_deleted_adapter_is_skipped(harness: Harness) -> None:
     """A session is settled although one of its adapters was deleted."""
-    harness = Harness()
     harness.adapters.deleted.add('ad-1')
     await harness.sessions.add_if_absent(EXPIRED)
     assert await settle_all(harness.settler) == 1
     assert (await harness.session()).checkpoint_paths == ('twinkle://ad-2/weights/session-expired-1',)
 
 
-async def test_session_revived_during_its_settlement_stays_active() -> None:
+async def test_session_revived_during_its_settlement_stays_active(harness: Harness) -> None:
     """A heartbeat during the settlement stops the settlement, and the session is settled after its next expiry."""
-    harness, park = Harness(), FakeAdapters.park
+    park = FakeAdapters.park
 
     async def park_after_heartbeat(tenant_id, adapter_id, *, save_prefix):
         await harness.sessions.change('alice', 'ses-1', lambda found: found.with_heartbeat(START + timedelta(hours=1)))
@@ -186,23 +189,22 @@ async def test_session_revived_during_its_settlement_stays_active() -> None:
     assert await settle_all(harness.settler) == 1
 
 
-async def test_two_gateways_can_settle_the_same_sessions() -> None:
+async def test_two_gateways_can_settle_the_same_sessions(harness: Harness) -> None:
     """All sessions are settled, with the same checkpoint paths, when two gateways sweep at the same time."""
-    harness = Harness()
-    for number in range(250):
-        name = f'ses-{number:03}'
+    for number in range(20):
+        name = f'ses-{number:02}'
         harness.adapters.adapters[name] = [f'ad-{number}']
         await harness.sessions.add_if_absent(replace(EXPIRED, session_id=name, request_id=name))
     other_settler = SessionSettler(harness.sessions, harness.adapters, drop_work=harness.drop_work, unpin=harness.unpin)
     await asyncio.gather(settle_all(harness.settler), settle_all(other_settler))
     assert await harness.sessions.list_unsettled(after=None, size=1) == []
-    assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(250)}
-    assert (await harness.session('ses-007')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
+    assert {item[1] for item in harness.adapters.parked} == {f'ad-{number}' for number in range(20)}
+    assert (await harness.session('ses-07')).checkpoint_paths == ('twinkle://ad-7/weights/session-expired-1',)
 
 
-async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
+async def test_slow_sessions_of_a_tenant_delay_no_other_tenant(harness: Harness, database: Database) -> None:
     """Sweeps settle other tenants' sessions while those of one tenant take long, and settle each slow session once."""
-    harness, released, park = Harness(), asyncio.Event(), FakeAdapters.park
+    released, park = asyncio.Event(), FakeAdapters.park
 
     async def park_slowly(tenant_id, adapter_id, *, save_prefix):
         if tenant_id == 'mallory':
@@ -210,7 +212,11 @@ async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
         return await park(harness.adapters, tenant_id, adapter_id, save_prefix=save_prefix)
 
     harness.adapters.park, harness.tenants = park_slowly, {'alice', 'mallory'}
-    for number in range(250):
+    # The settler lists ended sessions in two pages.
+    count = 101
+    mallory = Tenant(tenant_id='mallory', display_name='', create_time=START)
+    await SqlTenantStore(database).add_if_absent(mallory)
+    for number in range(count):
         name = f'slow-{number:03}'
         harness.adapters.adapters[name] = [f'ad-{name}']
         slow = replace(EXPIRED, tenant_id='mallory', session_id=name, request_id=name)
@@ -221,13 +227,13 @@ async def test_slow_sessions_of_a_tenant_delay_no_other_tenant() -> None:
         assert await settle_all(harness.settler) == 1
     assert {tenant_id for tenant_id, _, _ in harness.adapters.parked} == {'alice'}
     released.set()
-    assert await asyncio.gather(*slow_workers) == [250]
+    assert await asyncio.gather(*slow_workers) == [count]
     assert len(set(harness.adapters.parked)) == len(harness.adapters.parked)
 
 
-async def test_no_session_expires_within_a_lifetime_of_the_start() -> None:
+async def test_no_session_expires_within_a_lifetime_of_the_start(harness: Harness) -> None:
     """No session expires within one lifetime of the gateway's start, but the first sweep settles expired sessions."""
-    harness, clock = Harness(), FakeClock()
+    clock = FakeClock()
     silent = replace(EXPIRED, state=SessionState.ACTIVE, heartbeat_time=clock.now() - 9 * LIFETIME)
     await harness.sessions.add_if_absent(silent)
     await harness.sessions.add_if_absent(replace(EXPIRED, session_id='ses-2', request_id='rq-2'))

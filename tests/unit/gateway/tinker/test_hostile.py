@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fixtures.tinker_api import BODY_BYTES, TinkerApi, tinker_api
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 
 ROUTES = (
@@ -58,9 +59,9 @@ MANY_EXAMPLES = settings(max_examples=120, suppress_health_check=[HealthCheck.fu
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[TinkerApi]:
+async def api(database: Database) -> AsyncIterator[TinkerApi]:
     """The API for two tenants."""
-    async with tinker_api() as running:
+    async with tinker_api(database) as running:
         yield running
 
 

@@ -3,14 +3,18 @@
 import json
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import zstandard
 
+from fixtures.gateway_database import copied_database
 from fixtures.tinker_api import BODY_BYTES, TinkerApi, tinker_api
 from twinkle_services.gateway.tinker.bodies import JSON_LIMIT_BYTES
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 
+pytestmark = pytest.mark.asyncio(loop_scope='module')
 PROTOBUF = {'content-type': 'application/x-protobuf'}
 PASSES = ('forward', 'forward_backward')
 """Routes whose body may have up to `BODY_BYTES` bytes; other routes have the limit `JSON_LIMIT_BYTES`."""
@@ -52,17 +56,19 @@ async def _assert_the_next_operation_runs(api: TinkerApi, model_id: str) -> None
     posted = await api.post('optim_step', {'model_id': model_id, 'seq_id': 2})
     assert (await api.outcome(posted)).status_code == 200
     # The clock does not advance, so the lane did not give up waiting for the first position.
-    assert [operation.WhichOneof('verb') for operation in api.trainer.operations] == ['clip_grad_and_step']
+    operations = [operation for operation in api.trainer.operations if operation.adapter_id == model_id]
+    assert [operation.WhichOneof('verb') for operation in operations] == ['clip_grad_and_step']
 
 
 def _position(model_id: str) -> str:
     return json.dumps({'model_id': model_id, 'seq_id': 1})[1:-1]
 
 
-@pytest.fixture
-async def api() -> AsyncIterator[TinkerApi]:
-    """The API for two tenants."""
-    async with tinker_api() as running:
+@pytest_asyncio.fixture(scope='module', loop_scope='module')
+async def api(prepared_database: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TinkerApi]:
+    """The API, which all tests of this module share; each test has a new model."""
+    folder = tmp_path_factory.mktemp('positions')
+    async with copied_database(prepared_database, folder) as database, tinker_api(database) as running:
         yield running
 
 

@@ -9,15 +9,16 @@ import pytest
 import zstandard
 
 from fixtures.tinker_api import CONTEXT, VOCABULARY, TinkerApi, tinker_api
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import dict_from_struct
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[TinkerApi]:
+async def api(database: Database) -> AsyncIterator[TinkerApi]:
     """The API for two tenants."""
-    async with tinker_api() as running:
+    async with tinker_api(database) as running:
         yield running
 
 
@@ -68,9 +69,9 @@ async def test_capabilities_combine_trainer_and_sampler(api: TinkerApi) -> None:
 
 
 @pytest.mark.parametrize('is_unembed_trained', [False, True])
-async def test_new_session_warns_about_options_without_effect(*, is_unembed_trained: bool) -> None:
+async def test_new_session_warns_about_options_without_effect(database: Database, *, is_unembed_trained: bool) -> None:
     """A new session warns about `train_unembed` if the output head is not trained."""
-    async with tinker_api(is_unembed_trained=is_unembed_trained) as api:
+    async with tinker_api(database, is_unembed_trained=is_unembed_trained) as api:
         response = (await api.post('create_session', {'sdk_version': '0.38.0'})).json()
     assert ('train_unembed' in response.get('info_message', '')) is not is_unembed_trained
 

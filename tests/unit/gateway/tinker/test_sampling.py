@@ -17,6 +17,7 @@ from twinkle.api.sampler.v1 import sampler_service_pb2 as native
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle_services.gateway.errors import NoReplica
 from twinkle_services.gateway.futures.rules import Bounds
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.gateway.tinker.results import sample_to_json, sample_to_proto
 from twinkle_services.gateway.tinker.sampling import sample_request
 from twinkle_services.gateway.tinker.wire import tinker_pb2
@@ -33,9 +34,9 @@ def sampling() -> FakeSampling:
 
 
 @pytest.fixture
-async def api(sampling: FakeSampling) -> AsyncIterator[TinkerApi]:
+async def api(database: Database, sampling: FakeSampling) -> AsyncIterator[TinkerApi]:
     """The API for two tenants."""
-    async with tinker_api(sampling=sampling) as running:
+    async with tinker_api(database, sampling=sampling) as running:
         yield running
 
 
@@ -168,10 +169,10 @@ async def test_cancelled_request_frees_its_sampler(api: TinkerApi, sampling: Fak
     assert sampling.ended == 1
 
 
-async def test_full_queue_returns_429_and_accepts_the_request_later(sampling: FakeSampling) -> None:
+async def test_full_queue_returns_429_and_accepts_the_request_later(database: Database, sampling: FakeSampling) -> None:
     """A full queue returns 429, and the same request is accepted later."""
     sampling.gate.clear()
-    async with tinker_api(sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
+    async with tinker_api(database, sampling=sampling, capacity=Bounds(per_tenant=1, total=1)) as api:
         handle = await handle_of(api)
         first = await api.post('asample', body(handle, 0))
         assert (await api.post('asample', body(handle, 1))).status_code == 429
