@@ -1,15 +1,11 @@
-"""Contract tests of the store of sampling handles, for every implementation."""
+"""Contract tests of the store of sampling handles, on SQLite and PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fixtures.handle_store import MemoryHandleStore
 from twinkle_services.gateway.sampling.rules import SamplingHandle
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.store.database import Database
@@ -27,20 +23,13 @@ HANDLE = SamplingHandle(
 )
 
 
-@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """Yield an empty store."""
-    if request.param == 'memory':
-        yield MemoryHandleStore()
-        return
-    is_postgres = request.param == 'postgres'
-    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
-    database = await Database.open(url)
-    yield SqlHandleStore(database)
-    await database.close()
+@pytest.fixture
+def store(database: Database) -> SqlHandleStore:
+    """Return an empty store."""
+    return SqlHandleStore(database)
 
 
-async def test_handle_is_stored_as_first_created(store: Any) -> None:
+async def test_handle_is_stored_as_first_created(store: SqlHandleStore) -> None:
     """A stored handle has all fields of the created handle, a repeat changes nothing, and tenants have separate ids."""
     assert await store.add_if_absent(HANDLE) == HANDLE
     assert await store.add_if_absent(replace(HANDLE, base_model='other', is_inflight=False)) == HANDLE
@@ -51,7 +40,7 @@ async def test_handle_is_stored_as_first_created(store: Any) -> None:
     assert await store.get('alice', HANDLE.handle_id) == HANDLE
 
 
-async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> None:
+async def test_base_model_and_version_of_a_handle_are_set_once(store: SqlHandleStore) -> None:
     """Base model and version are set once, other fields do not change, and settling an absent handle is allowed."""
     await store.add_if_absent(HANDLE)
     await store.settle('alice', HANDLE.handle_id, base_model='tiny', version=1 << 40)
@@ -63,7 +52,7 @@ async def test_base_model_and_version_of_a_handle_are_set_once(store: Any) -> No
     assert await store.get('alice', HANDLE.handle_id) == known
 
 
-async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
+async def test_each_copy_gets_a_distinct_number(store: SqlHandleStore) -> None:
     """Concurrent copies are numbered from 1 without gaps; an absent handle gets no number."""
     await store.add_if_absent(HANDLE)
     counts = await asyncio.gather(*(store.count_clone('alice', HANDLE.handle_id) for _ in range(16)))
@@ -71,7 +60,7 @@ async def test_each_copy_gets_a_distinct_number(store: Any) -> None:
     assert await store.count_clone('bob', HANDLE.handle_id) is None
 
 
-async def test_session_lists_its_handles_oldest_first(store: Any) -> None:
+async def test_session_lists_its_handles_oldest_first(store: SqlHandleStore) -> None:
     """A session lists only its own handles, and no handles of other tenants."""
     for number, (session, tenant) in enumerate([('ses-1', 'alice'), ('ses-2', 'alice'), ('ses-1', 'bob')]):
         for hours in (2, 1):
