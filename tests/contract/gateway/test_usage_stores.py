@@ -1,15 +1,13 @@
-"""Contract tests of the stores of quotas and usage, for every implementation."""
+"""Contract tests of the stores of quotas and usage, on SQLite and PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
 from twinkle_services.gateway.catalogue.rules import Checkpoint
 from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
 from twinkle_services.gateway.keys.rules import Tenant
@@ -35,27 +33,20 @@ FULL = Quota(
 
 @dataclass(frozen=True)
 class Stores:
-    """Stores of one implementation, and a second gateway's usage store on the same database."""
+    """Stores of one database, and a second gateway's usage store on the same database."""
 
-    quotas: Any
-    usage: Any
-    other_usage: Any
+    quotas: SqlQuotaStore
+    usage: SqlUsageStore
+    other_usage: SqlUsageStore
 
 
-@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+@pytest.fixture
+async def stores(database: Database, database_url: str) -> AsyncIterator[Stores]:
     """Yield stores without quotas and usage, for the tenants alice and bob."""
-    if request.param == 'memory':
-        usage = MemoryUsageStore()
-        yield Stores(MemoryQuotaStore(), usage, usage)
-        return
-    is_postgres = request.param == 'postgres'
-    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
-    first, second = await Database.open(url), await Database.open(url)
     for name in ('alice', 'bob'):
-        await SqlTenantStore(first).add_if_absent(Tenant(tenant_id=name, display_name='', create_time=START))
-    yield Stores(SqlQuotaStore(first), SqlUsageStore(first), SqlUsageStore(second))
-    await first.close()
+        await SqlTenantStore(database).add_if_absent(Tenant(tenant_id=name, display_name='', create_time=START))
+    second = await Database.open(database_url)
+    yield Stores(SqlQuotaStore(database), SqlUsageStore(database), SqlUsageStore(second))
     await second.close()
 
 
@@ -162,9 +153,8 @@ async def test_period_covers_whole_hours(stores: Stores) -> None:
     assert await count(end=noon) == 0
 
 
-async def test_points_of_metrics_are_counted_by_run(database_url: str) -> None:
+async def test_points_of_metrics_are_counted_by_run(database: Database) -> None:
     """The tenant's runs with stored points are listed with the number of points, even without other usage."""
-    database = await Database.open(database_url)
     metrics, usage = SqlMetricStore(database), SqlUsageStore(database)
     for tenant_id, run_id, count in [('alice', 'run-1', 3), ('alice', 'run-2', 1), ('bob', 'run-3', 5)]:
         points = [Point('x', step, 1.0) for step in range(count)]
@@ -175,12 +165,10 @@ async def test_points_of_metrics_are_counted_by_run(database_url: str) -> None:
         Usage(run_id='run-2', work=Work(prompt_count=1), stored_bytes=0, metric_point_count=1),
     ]
     metrics.close()
-    await database.close()
 
 
-async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> None:
+async def test_stored_bytes_exclude_deleted_checkpoints(database: Database) -> None:
     """Stored bytes are reported by run and in total, and exclude deleted checkpoints."""
-    database = await Database.open(database_url)
     checkpoints, usage = SqlCheckpointStore(database), SqlUsageStore(database)
     for run, name, size in [('run-1', 'a', 1 << 40), ('run-1', 'b', 5), ('run-2', 'a', 7)]:
         await checkpoints.save(_checkpoint(run, name, size))
@@ -192,7 +180,6 @@ async def test_stored_bytes_exclude_deleted_checkpoints(database_url: str) -> No
         Usage(run_id='run-1', work=Work(), stored_bytes=1 << 40),
         Usage(run_id='run-2', work=Work(prompt_count=1), stored_bytes=7),
     ]
-    await database.close()
 
 
 def _key(checkpoint: Checkpoint) -> Any:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.usage_stores import MemoryQuotaStore, MemoryUsageStore
+from fixtures.gateway_entries import CHECKPOINT
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_service_pb2
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
 from twinkle_services.gateway.fleet.upstreams import ModelChannels
 from twinkle_services.gateway.futures.capacity import FutureCapacity
 from twinkle_services.gateway.futures.grpc import GrpcTrainer
@@ -19,6 +20,8 @@ from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, SamplingGate, TokenRates, TrainingLimits
 from twinkle_services.gateway.quotas.grpc import refused_creation
 from twinkle_services.gateway.quotas.rules import Quota, TokenBucket
+from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.errors import InvalidField, QueueFull, QuotaExceeded, ServiceUnreachable
 
@@ -28,17 +31,18 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 class Harness:
     """All limits of tenants with the given default quota. The clock advances only while a call waits."""
 
-    def __init__(self, **default: Any) -> None:
-        self.clock = FakeClock()
-        self.store = MemoryQuotaStore()
+    def __init__(self, database: Database, **default: Any) -> None:
+        self.clock, self.waited = FakeClock(), 0.0
+        self.store, self.checkpoints = SqlQuotaStore(database), SqlCheckpointStore(database)
         self.table = QuotaTable(self.store, default=Quota(**default))
         self.rates = TokenRates(self.table, clock=self.clock, pause=self.pause)
         self.gate = SamplingGate(self.table, self.rates, patience=timedelta(seconds=5))
-        self.usage = MemoryUsageStore()
-        self.census = FakeCensus()
-        self.datasets = FakeDatasets()
-        self.training = TrainingLimits(self.table, self.rates, self.usage, self.census, self.datasets)
-        self.waited = 0.0
+        self.census, self.datasets = FakeCensus(), FakeDatasets()
+        self.training = TrainingLimits(self.table, self.rates, SqlUsageStore(database), self.census, self.datasets)
+
+    async def save(self, run_id: str, size_bytes: int) -> None:
+        """Store a checkpoint of a run of alice, in place of the run's earlier one."""
+        await self.checkpoints.save(replace(CHECKPOINT, checkpoint_id=run_id, run_id=run_id, size_bytes=size_bytes))
 
     async def pause(self, seconds: float) -> None:
         """Advance the clock."""
@@ -130,9 +134,9 @@ def creation(request_id: str, *, limit: int | None = None) -> bytes:
     return request.SerializeToString()
 
 
-async def test_quota_of_a_tenant_overrides_the_default_quota() -> None:
+async def test_quota_of_a_tenant_overrides_the_default_quota(database: Database) -> None:
     """A tenant's limits override the defaults, unset limits keep them, and `read` loads changes by other gateways."""
-    harness = Harness(max_adapters=4, weight=2.0)
+    harness = Harness(database, max_adapters=4, weight=2.0)
     assert harness.table.of('alice') == Quota(max_adapters=4, weight=2.0)
     await harness.table.put('alice', Quota(max_adapters=0, stored_bytes=5))
     assert harness.table.of('alice') == Quota(max_adapters=0, stored_bytes=5, weight=2.0)
@@ -161,9 +165,9 @@ def test_token_bucket_bounds_the_tokens_that_are_used(charges: list[tuple[float,
     assert bucket.seconds_until_free(now=now + 1e6) == 0.0
 
 
-async def test_small_debt_waits_and_large_debt_is_refused() -> None:
+async def test_small_debt_waits_and_large_debt_is_refused(database: Database) -> None:
     """A call waits if its debt is repaid within its patience; otherwise the refusal has the quota and a retry time."""
-    harness = Harness(tokens_per_second=10, burst_tokens=20)
+    harness = Harness(database, tokens_per_second=10, burst_tokens=20)
     harness.rates.charge('alice', 20)
     await harness.rates.enter('alice', patience_seconds=0.0)
     harness.rates.charge('alice', 30)
@@ -179,24 +183,27 @@ async def test_small_debt_waits_and_large_debt_is_refused() -> None:
     assert harness.rates.seconds_until_free('alice') == 0.0
 
 
-async def test_raised_quota_takes_effect_at_once() -> None:
+async def test_raised_quota_takes_effect_at_once(database: Database) -> None:
     """A raised rate also shortens the wait of a call that already waits."""
-    harness = Harness(tokens_per_second=1, burst_tokens=1)
-    harness.rates.charge('alice', 3601)
-    waiting = asyncio.create_task(harness.rates.enter('alice', patience_seconds=None))
-    await asyncio.sleep(0)
-    await harness.table.put('alice', Quota(tokens_per_second=10_000))
-    await waiting
+    harness = Harness(database, tokens_per_second=1, burst_tokens=1)
+
+    async def pause(seconds: float) -> None:
+        await harness.pause(seconds)
+        await harness.table.put('alice', Quota(tokens_per_second=10_000))
+
+    rates = TokenRates(harness.table, clock=harness.clock, pause=pause)
+    rates.charge('alice', 3601)
+    await rates.enter('alice', patience_seconds=None)
     assert harness.waited < 10
     await harness.table.put('bob', Quota())
-    unlimited = Harness()
+    unlimited = Harness(database)
     unlimited.rates.charge('alice', 1 << 60)
     assert unlimited.rates.seconds_until_free('alice') == 0.0
 
 
-async def test_concurrent_sampling_requests_are_limited() -> None:
+async def test_concurrent_sampling_requests_are_limited(database: Database) -> None:
     """A request over its tenant's quota is refused with a retry time, until another request of the tenant finishes."""
-    harness = Harness(concurrent_samples=2)
+    harness = Harness(database, concurrent_samples=2)
     async with harness.gate.admitted('alice', deadline=None), harness.gate.admitted('alice', deadline=None):
         with pytest.raises(QuotaExceeded) as refused:
             async with harness.gate.admitted('alice', deadline=None):
@@ -216,9 +223,9 @@ def future_of(number: int, tenant_id: str = 'alice', *, kind: str = 'sample') ->
     return Future.accepted(request, tenant_id=tenant_id, moment=START)
 
 
-async def test_sampling_futures_count_together_with_direct_calls() -> None:
+async def test_sampling_futures_count_together_with_direct_calls(database: Database) -> None:
     """Sampling futures and direct calls share a quota, which never refuses futures that were already accepted."""
-    harness = Harness(concurrent_samples=2)
+    harness = Harness(database, concurrent_samples=2)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     capacity.enter(future_of(0))
     capacity.enter(future_of(0))
@@ -235,9 +242,9 @@ async def test_sampling_futures_count_together_with_direct_calls() -> None:
     capacity.enter(future_of(2))
 
 
-async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
+async def test_sample_refused_by_the_queue_uses_no_quota(database: Database) -> None:
     """A sampling future that the queue refuses does not count as in flight."""
-    harness = Harness(concurrent_samples=5)
+    harness = Harness(database, concurrent_samples=5)
     capacity = FutureCapacity(Bounds(per_tenant=1, total=1), gate=harness.gate)
     capacity.enter(future_of(0))
     with pytest.raises(QueueFull):
@@ -245,9 +252,9 @@ async def test_sample_refused_by_the_queue_uses_no_quota() -> None:
     assert harness.gate.count('alice') == 1
 
 
-async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
+async def test_sampling_futures_of_a_tenant_in_debt_are_refused(database: Database) -> None:
     """A sampling future of a tenant in debt is refused with a retry time; other futures are accepted."""
-    harness = Harness(tokens_per_second=10)
+    harness = Harness(database, tokens_per_second=10)
     capacity = FutureCapacity(Bounds(per_tenant=9, total=9), gate=harness.gate)
     harness.rates.charge('alice', 150)
     with pytest.raises(QuotaExceeded) as refused:
@@ -256,9 +263,9 @@ async def test_sampling_futures_of_a_tenant_in_debt_are_refused() -> None:
     capacity.enter(future_of(0, kind='execute'))
 
 
-async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
+async def test_concurrent_creations_stop_at_the_adapter_limit(database: Database) -> None:
     """A tenant's creations run one at a time, and each creation beyond the limit is marked with the limit."""
-    harness = Harness(max_adapters=2)
+    harness = Harness(database, max_adapters=2)
     census = harness.census
     census.existing.add('ad-0')
 
@@ -277,16 +284,16 @@ async def test_concurrent_creations_stop_at_the_adapter_limit() -> None:
     assert await create(10) is None
 
 
-async def test_adapters_are_not_counted_without_an_adapter_quota() -> None:
+async def test_adapters_are_not_counted_without_an_adapter_quota(database: Database) -> None:
     """The adapters of a tenant without an adapter quota are not listed."""
-    harness = Harness()
+    harness = Harness(database)
     async with harness.training.creating('alice') as limit:
         assert (limit, harness.census.call_count) == (None, 0)
 
 
-async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> None:
+async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit(database: Database) -> None:
     """A creation at the adapter limit still reaches the model service, marked with the limit."""
-    harness, channel = Harness(max_adapters=1), RecordChannel()
+    harness, channel = Harness(database, max_adapters=1), RecordChannel()
     trainer = channel.trainer(harness)
     await trainer.create_adapter('alice', creation('one'), request_id='f1')
     harness.census.existing.add('ad-1')
@@ -294,9 +301,9 @@ async def test_creations_of_futures_at_the_adapter_limit_carry_the_limit() -> No
     assert channel.requests == [creation('one'), creation('f2', limit=1)]
 
 
-async def test_creations_of_futures_wait_for_each_other() -> None:
+async def test_creations_of_futures_wait_for_each_other(database: Database) -> None:
     """The adapters are counted for a creation once the tenant's previous creation has finished."""
-    harness = Harness(max_adapters=1)
+    harness = Harness(database, max_adapters=1)
     channel = WaitingChannel(harness.census)
     trainer = channel.trainer(harness)
     creations = [
@@ -325,17 +332,17 @@ def test_marked_creation_differs_only_in_the_limit(fields: dict[str, Any]) -> No
         refused_creation(cut, 3)
 
 
-async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
+async def test_operations_of_futures_wait_and_saves_are_marked(database: Database) -> None:
     """An operation of a tenant in debt waits, and a save at the storage limit is marked with the limit."""
-    harness, channel = Harness(tokens_per_second=10, stored_bytes=100), RecordChannel()
+    harness, channel = Harness(database, tokens_per_second=10, stored_bytes=100), RecordChannel()
     trainer = channel.trainer(harness)
     step = training_service_pb2.ExecuteRequest(operation=operation_pb2.Operation(adapter_id='ad-1'))
     harness.rates.charge('alice', 1100)
     await trainer.execute('alice', saving('1'), number=1)
     assert harness.waited == pytest.approx(100.0, abs=1.0)
-    harness.usage.stored = {'alice': {'run': 99}}
+    await harness.save('run', 99)
     await trainer.execute('alice', saving('2'), number=2)
-    harness.usage.stored = {'alice': {'run': 99, 'other': 1}}
+    await harness.save('other', 1)
     await trainer.execute('alice', saving('3'), number=3)
     await trainer.execute('alice', step.SerializeToString(), number=4)
     await trainer.execute('bob', saving('5'), number=5)
@@ -347,18 +354,18 @@ async def test_operations_of_futures_wait_and_saves_are_marked() -> None:
     assert sent[2].save.stored_bytes_limit == 100
 
 
-async def test_storage_limit_of_zero_refuses_all_storage() -> None:
+async def test_storage_limit_of_zero_refuses_all_storage(database: Database) -> None:
     """A limit of zero refuses even a tenant that stores nothing."""
-    harness = Harness(stored_bytes=0)
+    harness = Harness(database, stored_bytes=0)
     with pytest.raises(QuotaExceeded) as refused:
         await harness.training.check_storage('alice')
     assert (refused.value.quota, refused.value.limit, refused.value.retry_after) == ('stored_bytes', 0, None)
 
 
-async def test_datasets_count_as_storage_while_their_service_is_reachable() -> None:
+async def test_datasets_count_as_storage_while_their_service_is_reachable(database: Database) -> None:
     """Checkpoints and datasets count together; if the size of the datasets is unknown, checkpoints alone count."""
-    harness = Harness(stored_bytes=100)
-    harness.usage.stored = {'alice': {'run': 60}}
+    harness = Harness(database, stored_bytes=100)
+    await harness.save('run', 60)
     harness.datasets.size_bytes = 39
     await harness.training.check_storage('alice')
     harness.datasets.size_bytes = 40
@@ -366,14 +373,14 @@ async def test_datasets_count_as_storage_while_their_service_is_reachable() -> N
         await harness.training.check_storage('alice')
     harness.datasets.size_bytes = None
     await harness.training.check_storage('alice')
-    harness.usage.stored = {'alice': {'run': 100}}
+    await harness.save('run', 100)
     with pytest.raises(QuotaExceeded):
         await harness.training.check_storage('alice')
 
 
-async def test_requests_in_flight_are_counted_until_they_leave() -> None:
+async def test_requests_in_flight_are_counted_until_they_leave(database: Database) -> None:
     """A request that entered twice is in flight until it has left twice; unknown requests are ignored."""
-    gate = Harness(concurrent_samples=1).gate
+    gate = Harness(database, concurrent_samples=1).gate
     gate.enter('alice', 'one')
     gate.enter('alice', 'one')
     gate.leave('alice', 'other')
