@@ -1,20 +1,17 @@
-"""Contract tests of metric stores, in memory and in databases: revisions, changes and the tenant's limit."""
+"""Contract tests of the store of metrics: revisions, changes and the tenant's limit."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fixtures.gateway_entries import RUN, START
-from fixtures.metric_store import MemoryMetricStore
-from twinkle_services.gateway.catalogue.sql import SqlRunStore
+from fixtures.counted_metrics import list_runs
+from fixtures.gateway_entries import START
 from twinkle_services.gateway.errors import TenantMetricsFull
-from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Report, Series
 from twinkle_services.gateway.metrics.sql import SqlEndedMetrics, SqlMetricStore
 from twinkle_services.gateway.store.database import Database
@@ -25,40 +22,25 @@ UNLIMITED = PointLimits(per_run=10**6)
 
 @dataclass(frozen=True)
 class Stores:
-    """Store of one implementation, and a second gateway's store on the same database."""
+    """Store of a gateway, and a second gateway's store on the same database."""
 
-    first: MetricStore
-    second: MetricStore
-    list_run: Callable[[tuple[str, str]], Awaitable[None]]
-    """Adds a run to the catalogue."""
+    first: SqlMetricStore
+    second: SqlMetricStore
 
 
-@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Empty stores of one implementation."""
-    if request.param == 'memory':
-        store = MemoryMetricStore()
-
-        async def list_in_memory(run: tuple[str, str]) -> None:
-            store.listed.add(run)
-
-        yield Stores(store, store, list_in_memory)
-        return
-    is_postgres = request.param == 'postgres'
-    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
-    databases = [await Database.open(url), await Database.open(url)]
-
-    async def list_in_database(run: tuple[str, str]) -> None:
-        await SqlRunStore(databases[0]).save(replace(RUN, tenant_id=run[0], run_id=run[1]))
-
-    first, second = (SqlMetricStore(database) for database in databases)
-    yield Stores(first, second, list_in_database)
-    for database in databases:
-        await database.close()
+@pytest.fixture
+async def stores(database: Database, database_url: str) -> AsyncIterator[Stores]:
+    """Empty stores."""
+    other = await Database.open(database_url)
+    stores = Stores(SqlMetricStore(database), SqlMetricStore(other))
+    yield stores
+    stores.first.close()
+    stores.second.close()
+    await other.close()
 
 
 async def save(
-    store: MetricStore,
+    store: SqlMetricStore,
     *points: Point,
     run: tuple[str, str] = RUN_1,
     seconds: float = 0,
@@ -74,20 +56,19 @@ def points_of(series: Sequence[Series] | None) -> dict[tuple[str, int], float]:
     return {(one.name, step): value for one in series for step, value in zip(one.steps, one.values, strict=True)}
 
 
-async def revision_of(store: MetricStore, run: tuple[str, str] = RUN_1) -> int:
+async def revision_of(store: SqlMetricStore, run: tuple[str, str] = RUN_1) -> int:
     """Return the revision of a listed run."""
     return (await store.revisions_of([run]))[run]
 
 
-async def changes(store: MetricStore, after: int, until: int, **wanted: Any) -> dict[tuple[str, int], float]:
+async def changes(store: SqlMetricStore, after: int, until: int, **wanted: Any) -> dict[tuple[str, int], float]:
     """Return the points that were stored between two revisions."""
     return points_of(await store.list_changes(*RUN_1, MetricFilter(**wanted), after=after, until=until))
 
 
-async def test_only_listed_runs_have_revisions(stores: Stores) -> None:
+async def test_only_listed_runs_have_revisions(database: Database, stores: Stores) -> None:
     """A listed run without metrics has revision 0; unlisted runs and other tenants' runs are absent."""
-    await stores.list_run(RUN_1)
-    await stores.list_run(('bob', 'ad-2'))
+    await list_runs(database, RUN_1, ('bob', 'ad-2'))
     await save(stores.first, Point('x', 0, 1.0), run=('alice', 'ad-3'))
     found = await stores.first.revisions_of([RUN_1, ('bob', 'ad-2'), ('alice', 'ad-2'), ('alice', 'ad-3')])
     assert found == {RUN_1: 0, ('bob', 'ad-2'): 0}
@@ -98,9 +79,9 @@ async def test_only_listed_runs_have_revisions(stores: Stores) -> None:
     assert (await stores.first.revisions_of(many)).keys() == {RUN_1}
 
 
-async def test_each_change_is_listed_once_despite_slow_clocks(stores: Stores) -> None:
+async def test_each_change_is_listed_once_despite_slow_clocks(database: Database, stores: Stores) -> None:
     """Revisions of a run grow with each change, even if another gateway's clock is slow."""
-    await stores.list_run(RUN_1)
+    await list_runs(database, RUN_1)
     gateways = [stores.first, stores.second]
     revision, expected = 0, list[dict[tuple[str, int], float]]()
     for number, seconds in enumerate([0, 100, -50, 0, 100, 101]):
@@ -113,9 +94,9 @@ async def test_each_change_is_listed_once_despite_slow_clocks(stores: Stores) ->
     assert await changes(stores.first, revision, revision) == {}
 
 
-async def test_changes_of_random_points_reproduce_the_run(stores: Stores) -> None:
+async def test_changes_of_random_points_reproduce_the_run(database: Database, stores: Stores) -> None:
     """A reader that applies all changes has the stored points, with divided chunks, replaced values and reports."""
-    await stores.list_run(RUN_1)
+    await list_runs(database, RUN_1)
     numbers, read, revision = random.Random(5), dict[tuple[str, int], float](), 0
     steps = iter(range(10**6))
     for number in range(40):
@@ -137,9 +118,9 @@ async def test_changes_of_random_points_reproduce_the_run(stores: Stores) -> Non
     assert await changes(stores.first, 0, newest, max_points=10_000) == everything
 
 
-async def test_changes_are_selected_like_lists(stores: Stores) -> None:
+async def test_changes_are_selected_like_lists(database: Database, stores: Stores) -> None:
     """Changes have only selected names and steps; if a metric has too many points, the whole list is refused."""
-    await stores.list_run(RUN_1)
+    await list_runs(database, RUN_1)
     await save(stores.first, *(Point(name, step, 1.0) for name in 'abc' for step in range(5)))
     newest = await revision_of(stores.first)
     assert set(await changes(stores.first, 0, newest, names=['b', 'z'], begin_step=3)) == {('b', 3), ('b', 4)}
@@ -188,9 +169,8 @@ async def test_limit_of_a_tenant_holds_for_runs_that_are_stored_at_the_same_time
     assert results.count(None) == 10
 
 
-async def test_removed_runs_no_longer_count(database_url: str) -> None:
+async def test_removed_runs_no_longer_count(database: Database) -> None:
     """Points of removed runs do not count, so new points can be stored."""
-    database = await Database.open(database_url)
     store, limits = SqlMetricStore(database), PointLimits(per_run=100, per_tenant=4)
     await save(store, *(Point('x', step, 1.0) for step in range(3)), limits=limits)
     await save(store, Point('x', 0, 1.0), run=('alice', 'ad-2'), seconds=10, limits=limits)
@@ -201,4 +181,3 @@ async def test_removed_runs_no_longer_count(database_url: str) -> None:
     with pytest.raises(TenantMetricsFull):
         await save(store, Point('z', 0, 1.0), seconds=10, limits=limits)
     store.close()
-    await database.close()

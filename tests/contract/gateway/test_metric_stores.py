@@ -1,4 +1,4 @@
-"""Contract tests of the stores of metrics, in memory, on SQLite and on PostgreSQL."""
+"""Contract tests of the store of metrics, on SQLite and PostgreSQL."""
 
 import asyncio
 import math
@@ -6,17 +6,14 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from fixtures.gateway_entries import RUN, START
-from fixtures.metric_store import MemoryMetricStore
 from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged
-from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import (
     MAX_LISTED,
     MAX_NAMES,
@@ -34,28 +31,15 @@ VALUES = [0.0, -0.0, 1.5, -2.25, 1e300, 5e-324, math.inf, -math.inf, math.nan]
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Empty database."""
-    database = await Database.open(database_url)
-    yield database
-    await database.close()
-
-
-@pytest.fixture(params=['memory', 'sqlite', 'postgres'])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetricStore]:
-    """Empty store of one implementation."""
-    if request.param == 'memory':
-        yield MemoryMetricStore()
-        return
-    is_postgres = request.param == 'postgres'
-    url = request.getfixturevalue('postgres_database') if is_postgres else f'sqlite:///{tmp_path / "gateway.db"}'
-    database = await Database.open(url)
-    yield SqlMetricStore(database)
-    await database.close()
+async def store(database: Database) -> AsyncIterator[SqlMetricStore]:
+    """Empty store."""
+    store = SqlMetricStore(database)
+    yield store
+    store.close()
 
 
 async def _save(
-    store: MetricStore,
+    store: SqlMetricStore,
     points: list[Point],
     owner: tuple[str, str] = ('alice', 'ad-1'),
     *,
@@ -68,7 +52,7 @@ async def _save(
         await store.save(*owner, points[begin : begin + 1000], moment=moment, limits=limits)
 
 
-async def _metrics(store: MetricStore, owner: tuple[str, str] = ('alice', 'ad-1'), **wanted: Any) -> dict[str, Any]:
+async def _metrics(store: SqlMetricStore, owner: tuple[str, str] = ('alice', 'ad-1'), **wanted: Any) -> dict[str, Any]:
     return {series.name: series for series in await store.list_of(*owner, MetricFilter(**wanted))}
 
 

@@ -1,15 +1,19 @@
 """Reads of changes for watches of metrics: two at the same time, and reads that fail, are cancelled or are skipped."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
-from fixtures.metric_store import ListedRuns, MemoryMetricStore
+import pytest
+
+from fixtures.counted_metrics import CountingMetricStore, list_runs
 from twinkle_services.gateway.catalogue.rules import EntryKey
-from twinkle_services.gateway.catalogue.runs import TenantTurns
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.metrics.rules import MetricFilter, MetricUpdate, Point, PointLimits
 from twinkle_services.gateway.metrics.watches import MetricWatches
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import ServiceUnreachable
 
@@ -19,13 +23,12 @@ THREE_TENANTS = [('alice', 'ad-1'), ('bob', 'ad-1'), ('carol', 'ad-1')]
 Watch = AsyncGenerator[MetricUpdate, None]
 
 
-class WaitingStore(MemoryMetricStore):
+class WaitingStore(CountingMetricStore):
     """Store whose reads of changes of runs 'ad-1' wait for the test, and then fail if the test says so."""
 
-    def __init__(self, *runs: EntryKey) -> None:
-        super().__init__()
-        self.listed = set(runs)
-        self.continued = asyncio.Event()
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.continued, self.arrived = asyncio.Event(), asyncio.Event()
         self.is_failing = False
         self.running = self.most_running = 0
 
@@ -33,6 +36,7 @@ class WaitingStore(MemoryMetricStore):
         """Return the points of some revisions."""
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        self.arrived.set()
         try:
             await asyncio.sleep(0)
             if run_id == 'ad-1':
@@ -44,9 +48,18 @@ class WaitingStore(MemoryMetricStore):
             self.running -= 1
 
 
-def watches_of(store: WaitingStore) -> MetricWatches:
-    """Return watches of a store."""
-    runs: Any = ListedRuns(store)
+@pytest.fixture
+async def store(database: Database) -> AsyncIterator[WaitingStore]:
+    """Store without points."""
+    store = WaitingStore(database)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def watches(database: Database, store: WaitingStore) -> MetricWatches:
+    """Watches of the store."""
+    runs = Runs(SqlRunStore(database))
     return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
 
 
@@ -71,10 +84,13 @@ async def begun(watches: MetricWatches, runs: list[EntryKey]) -> list[Watch]:
 
 
 async def waiting_poll(watches: MetricWatches, store: WaitingStore) -> asyncio.Task[None]:
-    """Change all runs, and return a running poll with two running reads."""
-    for run in sorted(store.listed):
+    """Change the runs of three tenants, and return a running poll with two running reads."""
+    for run in THREE_TENANTS:
         await save(store, run, 1)
     polling = asyncio.create_task(poll(watches))
+    while store.running < 2:
+        store.arrived.clear()
+        await store.arrived.wait()
     for _ in range(20):
         await asyncio.sleep(0)
     assert store.running == 2
@@ -91,12 +107,13 @@ def steps_of(update: MetricUpdate) -> list[int]:
     return [step for series in update.series for step in series.steps]
 
 
-async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
+async def test_slow_or_failing_read_of_a_run_delays_no_other_run(
+    database: Database, store: WaitingStore, watches: MetricWatches
+) -> None:
     """Two runs are read at the same time. While a read waits, and after it failed, polls find changes of all runs."""
     runs = [('alice', f'ad-{number}') for number in range(1, 6)]
-    store = WaitingStore(*runs)
+    await list_runs(database, *runs)
     store.is_failing = True
-    watches = watches_of(store)
     watchers = await begun(watches, runs)
     polling = asyncio.create_task(watches.run_forever())
     for step in (1, 2):
@@ -115,10 +132,9 @@ async def test_slow_or_failing_read_of_a_run_delays_no_other_run() -> None:
         await updates.aclose()
 
 
-async def test_cancelled_reads_are_repeated() -> None:
+async def test_cancelled_reads_are_repeated(database: Database, store: WaitingStore, watches: MetricWatches) -> None:
     """The next poll repeats all cancelled reads, including one that waited for its turn."""
-    store = WaitingStore(*THREE_TENANTS)
-    watches = watches_of(store)
+    await list_runs(database, *THREE_TENANTS)
     watchers = await begun(watches, THREE_TENANTS)
     polling = await waiting_poll(watches, store)
     polling.cancel()
@@ -132,10 +148,11 @@ async def test_cancelled_reads_are_repeated() -> None:
         await updates.aclose()
 
 
-async def test_changes_of_a_run_without_watchers_are_not_read() -> None:
+async def test_changes_of_a_run_without_watchers_are_not_read(
+    database: Database, store: WaitingStore, watches: MetricWatches
+) -> None:
     """A read that waits for its turn is skipped if the last watch of its run has ended; new watches receive changes."""
-    store = WaitingStore(*THREE_TENANTS)
-    watches = watches_of(store)
+    await list_runs(database, *THREE_TENANTS)
     watchers = await begun(watches, THREE_TENANTS)
     polling = await waiting_poll(watches, store)
     for updates in watchers:

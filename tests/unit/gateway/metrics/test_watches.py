@@ -1,19 +1,22 @@
-"""Watches of metrics with a store in memory: the updates of each watcher, and the data that stays in memory."""
+"""Watches of metrics: the updates of each watcher, and the data that stays in memory."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
-from fixtures.metric_store import ListedRuns, MemoryMetricStore
-from twinkle_services.gateway.catalogue.runs import TenantTurns
+from fixtures.counted_metrics import CountingMetricStore, list_runs
+from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns
+from twinkle_services.gateway.catalogue.sql import RunRow, SqlRunStore
 from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
 from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Point, PointLimits
 from twinkle_services.gateway.metrics.watches import MAX_SHARED, MetricWatches
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import Draining, QueueFull, ServiceUnreachable
 
@@ -24,21 +27,27 @@ Watch = AsyncGenerator[MetricUpdate, None]
 
 
 @pytest.fixture
-def store() -> MemoryMetricStore:
-    """Store that lists two runs of alice."""
-    store = MemoryMetricStore()
-    store.listed = {('alice', 'ad-1'), ('alice', 'ad-2')}
-    return store
+async def runs(database: Database) -> Runs:
+    """Two runs of alice."""
+    await list_runs(database, ('alice', 'ad-1'), ('alice', 'ad-2'))
+    return Runs(SqlRunStore(database))
 
 
 @pytest.fixture
-def watches(store: MemoryMetricStore) -> MetricWatches:
+async def store(database: Database) -> AsyncIterator[CountingMetricStore]:
+    """Store without points."""
+    store = CountingMetricStore(database)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def watches(store: CountingMetricStore, runs: Runs) -> MetricWatches:
     """Watches of the store; the test polls."""
-    runs: Any = ListedRuns(store)
     return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
 
 
-async def save(store: MemoryMetricStore, run_id: str = 'ad-1', **steps: int) -> None:
+async def save(store: CountingMetricStore, run_id: str = 'ad-1', **steps: int) -> None:
     """Store a point with the value of its step for each metric."""
     points = [Point(name, step, float(step)) for name, step in steps.items()]
     await store.save('alice', run_id, points, moment=MOMENT, limits=LIMITS)
@@ -69,7 +78,7 @@ async def after_poll(watches: MetricWatches, updates: Watch) -> MetricUpdate:
     return await pending
 
 
-async def test_watch_sends_a_snapshot_and_then_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_watch_sends_a_snapshot_and_then_changes(store: CountingMetricStore, watches: MetricWatches) -> None:
     """The first update has all points, and each later update has the new and replaced points."""
     await save(store, loss=1)
     async with aclosing(watch(watches)) as updates:
@@ -84,7 +93,7 @@ async def test_watch_sends_a_snapshot_and_then_changes(store: MemoryMetricStore,
         assert (steps_of(third), third.revision > second.revision > first.revision) == ({'loss': [3]}, True)
 
 
-async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_several_runs_share_a_watch(store: CountingMetricStore, watches: MetricWatches) -> None:
     """Each run of a watch has a snapshot, even without metrics, and separate changes."""
     await save(store, loss=1)
     async with aclosing(watch(watches, 'ad-1', 'ad-2')) as updates:
@@ -95,7 +104,7 @@ async def test_several_runs_share_a_watch(store: MemoryMetricStore, watches: Met
         assert (update.run_id, update.is_snapshot, steps_of(update)) == ('ad-2', False, {'loss': [5]})
 
 
-async def test_watch_resumes_without_a_snapshot(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_watch_resumes_without_a_snapshot(store: CountingMetricStore, watches: MetricWatches) -> None:
     """A watcher with a revision receives only later points, or immediately an empty update if nothing has changed."""
     await save(store, loss=1)
     async with aclosing(watch(watches)) as updates:
@@ -109,7 +118,7 @@ async def test_watch_resumes_without_a_snapshot(store: MemoryMetricStore, watche
         assert steps_of(await anext(updates)) == {'loss': [1, 2]}
 
 
-async def test_changes_are_selected(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_changes_are_selected(store: CountingMetricStore, watches: MetricWatches) -> None:
     """A watcher receives only the names and steps that it selects, and no empty changes."""
     async with aclosing(watch(watches, names=['loss'], begin_step=2)) as updates:
         assert steps_of(await anext(updates)) == {}
@@ -124,7 +133,7 @@ async def test_changes_are_selected(store: MemoryMetricStore, watches: MetricWat
         assert steps_of(await pending) == {'loss': [2]}
 
 
-async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_watchers_of_a_run_share_its_changes(store: CountingMetricStore, watches: MetricWatches) -> None:
     """The points of a change are read once for all watchers that read quickly, and each of them receives all points."""
     watchers = [watch(watches) for _ in range(20)]
     for updates in watchers:
@@ -141,7 +150,7 @@ async def test_watchers_of_a_run_share_its_changes(store: MemoryMetricStore, wat
 
 
 async def test_slow_watcher_receives_the_newest_points_together(
-    store: MemoryMetricStore, watches: MetricWatches
+    store: CountingMetricStore, watches: MetricWatches
 ) -> None:
     """A watcher that misses changes receives all of them in one update, or a snapshot if there are too many."""
     async with aclosing(watch(watches, max_points=30)) as updates:
@@ -160,7 +169,7 @@ async def test_slow_watcher_receives_the_newest_points_together(
         assert late.series[0].steps[-1] == 59
 
 
-async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_long_changes_are_not_kept_in_memory(store: CountingMetricStore, watches: MetricWatches) -> None:
     """Watchers read a change with many points from the store, so the gateway keeps few points in memory."""
     async with aclosing(watch(watches, max_points=10_000)) as updates:
         await anext(updates)
@@ -173,7 +182,9 @@ async def test_long_changes_are_not_kept_in_memory(store: MemoryMetricStore, wat
         assert store.changes_count == before + 2
 
 
-async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_unknown_run_ends_the_watch(
+    database: Database, store: CountingMetricStore, watches: MetricWatches
+) -> None:
     """Another tenant's run, and a run that is no longer listed, raise RunNotFound; watches of other runs continue."""
     bob = watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter())
     with pytest.raises(RunNotFound):
@@ -182,7 +193,8 @@ async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: Met
     other = watch(watches, 'ad-2')
     for updates in (first, both, both, other):
         await anext(updates)
-    store.listed.remove(('alice', 'ad-1'))
+    async with database.write() as connection:
+        await connection.execute(delete(RunRow).where(RunRow.run_id == 'ad-1'))
     for updates in (first, both):
         with pytest.raises(RunNotFound, match='ad-1'):
             await after_poll(watches, updates)
@@ -191,7 +203,7 @@ async def test_unknown_run_ends_the_watch(store: MemoryMetricStore, watches: Met
     await other.aclose()
 
 
-async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_stopping_gateway_ends_all_watches(store: CountingMetricStore, watches: MetricWatches) -> None:
     """When the gateway begins to stop, watches fail with DRAINING, after which clients retry."""
     watchers = [watch(watches), watch(watches, 'ad-2')]
     for updates in watchers:
@@ -204,43 +216,45 @@ async def test_stopping_gateway_ends_all_watches(store: MemoryMetricStore, watch
             await update
 
 
-class SlowStore(MemoryMetricStore):
-    """Store whose reads wait for the test. It counts the running reads of each tenant."""
+class SlowStore(CountingMetricStore):
+    """Store whose reads wait until two tenants read. It counts the reads of each tenant at the same time."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.continued = asyncio.Event()
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.both_read = asyncio.Event()
         self.running: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Any:
-        """Wait for the test, and return the metrics of a run."""
+        """Wait for a read of another tenant, and return the metrics of a run."""
         self.running[tenant_id] += 1
-        await self.continued.wait()
+        self.peak |= self.running
+        if len(self.peak) == 2:
+            self.both_read.set()
+        await self.both_read.wait()
+        found = await super().list_of(tenant_id, run_id, wanted)
         self.running[tenant_id] -= 1
-        return await super().list_of(tenant_id, run_id, wanted)
+        return found
 
 
-async def test_many_watches_of_a_tenant_read_one_after_another() -> None:
+async def test_many_watches_of_a_tenant_read_one_after_another(database: Database, runs: Runs) -> None:
     """Only one watch of a tenant reads points at a time; watches of other tenants do not wait for this watch."""
-    store = SlowStore()
-    store.listed = {('alice', 'ad-1'), ('bob', 'ad-1')}
-    runs: Any = ListedRuns(store)
+    store = SlowStore(database)
+    await list_runs(database, ('bob', 'ad-1'))
     watches = MetricWatches(store, runs, turns=TenantTurns())
     watchers = [watch(watches) for _ in range(5)]
     watchers.append(watches.watch(Caller(tenant_id='bob'), {'ad-1': None}, MetricFilter()))
     pending = [asyncio.ensure_future(anext(updates)) for updates in watchers]
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert store.running == {'alice': 1, 'bob': 1}
-    store.continued.set()
     assert [update.is_snapshot for update in await asyncio.gather(*pending)] == [True] * 6
+    assert store.peak == {'alice': 1, 'bob': 1}
     for updates in watchers:
         await updates.aclose()
+    store.close()
 
 
-async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore, watches: MetricWatches) -> None:
+async def test_tenant_with_too_many_watches_is_refused(database: Database, watches: MetricWatches) -> None:
     """A tenant has a limited number of watches; if one ends, a new one is allowed. Tenants have separate limits."""
-    store.listed.add(('bob', 'ad-1'))
+    await list_runs(database, ('bob', 'ad-1'))
     watchers = [watch(watches) for _ in range(MAX_WATCHES)]
     for updates in watchers:
         await anext(updates)
@@ -255,7 +269,7 @@ async def test_tenant_with_too_many_watches_is_refused(store: MemoryMetricStore,
         await updates.aclose()
 
 
-class DamagedStore(MemoryMetricStore):
+class DamagedStore(CountingMetricStore):
     """Store whose changes of the run 'ad-1' cannot be read until it is repaired."""
 
     is_damaged = True
@@ -267,11 +281,16 @@ class DamagedStore(MemoryMetricStore):
         return await super().list_changes(tenant_id, run_id, wanted, **revisions)
 
 
-async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> None:
+@pytest.fixture
+async def damaged(database: Database) -> AsyncIterator[DamagedStore]:
+    """Damaged store without points."""
+    store = DamagedStore(database)
+    yield store
+    store.close()
+
+
+async def test_damaged_run_ends_only_its_watches(damaged: DamagedStore, runs: Runs) -> None:
     """Damaged points end the watches of their run; watches of other runs continue."""
-    damaged = DamagedStore()
-    damaged.listed = store.listed
-    runs: Any = ListedRuns(damaged)
     watches = MetricWatches(damaged, runs, turns=TenantTurns())
     first, other = watch(watches), watch(watches, 'ad-2')
     for updates in (first, other):
@@ -285,11 +304,10 @@ async def test_damaged_run_ends_only_its_watches(store: MemoryMetricStore) -> No
     await other.aclose()
 
 
-async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(store: MemoryMetricStore) -> None:
+async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing(
+    damaged: DamagedStore, runs: Runs
+) -> None:
     """A new watch receives the changes of a repaired run, although an earlier watcher has not read the failure."""
-    damaged = DamagedStore()
-    damaged.listed = store.listed
-    runs: Any = ListedRuns(damaged)
     watches = MetricWatches(damaged, runs, turns=TenantTurns())
     stuck = watch(watches)
     await anext(stuck)
@@ -305,7 +323,7 @@ async def test_repaired_run_is_watched_although_an_earlier_watcher_reads_nothing
         await each.aclose()
 
 
-async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: MemoryMetricStore) -> None:
+async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: CountingMetricStore, runs: Runs) -> None:
     """The background task polls only while there are watchers, and continues after the database did not respond."""
     pauses, is_paused = asyncio.Semaphore(0), asyncio.Event()
 
@@ -314,7 +332,6 @@ async def test_poll_runs_only_with_watchers_and_survives_an_outage(store: Memory
         is_paused.set()
         await pauses.acquire()
 
-    runs: Any = ListedRuns(store)
     watches = MetricWatches(store, runs, turns=TenantTurns(), pause=pause)
     polling = asyncio.create_task(watches.run_forever())
     await asyncio.sleep(0)
