@@ -9,8 +9,8 @@ import hashlib
 from datetime import timedelta
 
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
-from twinkle_services.gateway.catalogue.ports import CheckpointStore
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
 from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
@@ -26,7 +26,7 @@ class Checkpoints:
     or if the checkpoint service fails.
     """
 
-    def __init__(self, client: GrpcCheckpoints, store: CheckpointStore, *, clock: Clock) -> None:
+    def __init__(self, client: GrpcCheckpoints, store: SqlCheckpointStore, *, clock: Clock) -> None:
         self._client = client
         self._store = store
         self._clock = clock

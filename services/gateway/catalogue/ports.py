@@ -1,18 +1,10 @@
-"""Feeds of entries that other services own, and stores for the catalogue's copies."""
+"""Feeds of entries that other services own, stores of their copies, and stores of rows that end."""
 
 from collections.abc import AsyncIterator, Collection
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from twinkle_services.gateway.catalogue.rules import (
-    CatalogueEvent,
-    Checkpoint,
-    CheckpointFilter,
-    EntryKey,
-    Run,
-    RunFilter,
-)
-from twinkle_services.gateway.paging import Listing, Page
+from twinkle_services.gateway.catalogue.rules import CatalogueEvent, EntryKey
 
 Entry = TypeVar('Entry')
 Entry_contra = TypeVar('Entry_contra', contravariant=True)
@@ -31,32 +23,6 @@ class EntryStore(Protocol[Entry_contra]):
 
     async def mark_absent_deleted(self, present: Collection[EntryKey], *, moment: datetime) -> None:
         """Mark as deleted every entry whose key is not in `present`."""
-        ...
-
-
-class RunStore(EntryStore[Run], Protocol):
-    """Stores runs. Deleted runs stay listed as inactive for 30 days, or longer if one of their checkpoints exists."""
-
-    async def mark_absent_deleted(
-        self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
-    ) -> None:
-        """Mark as inactive the runs that are not in `present`, of all base models or of the given ones."""
-        ...
-
-    async def get(self, tenant_id: str, run_id: str) -> Run | None:
-        """Return the tenant's run, or None if it is unknown."""
-        ...
-
-    async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Listing[Run]:
-        """Return a page, newest first."""
-        ...
-
-
-class CheckpointStore(EntryStore[Checkpoint], Protocol):
-    """Stores checkpoints. Deleted checkpoints are not listed."""
-
-    async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
-        """Return a page, newest first."""
         ...
 
 

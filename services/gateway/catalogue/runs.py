@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.catalogue.rules import Run, RunFilter
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.errors import RunNotFound
 from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.caller import Caller
@@ -17,7 +17,7 @@ _CREATION_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 class Runs:
     """Reads a caller's runs as last reported, even while their model services are unreachable."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: SqlRunStore) -> None:
         self._store = store
 
     async def get(self, caller: Caller, run_id: str) -> Run:

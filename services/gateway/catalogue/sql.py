@@ -73,7 +73,10 @@ class CheckpointRow(Base):
 
 
 class SqlRunStore(SqlStore):
-    """Implements `RunStore`."""
+    """Implements `EntryStore` for runs.
+
+    Deleted runs stay listed as inactive for 30 days, or longer if one of their checkpoints exists.
+    """
 
     async def save(self, entry: Run) -> None:
         await self._put(RunRow, as_row(entry))
@@ -85,6 +88,7 @@ class SqlRunStore(SqlStore):
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
+        """Mark as inactive the runs that are not in `present`, of all base models or of the given ones."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))
@@ -95,9 +99,11 @@ class SqlRunStore(SqlStore):
                 await connection.execute(statement.values(is_active=False, update_time=moment))
 
     async def get(self, tenant_id: str, run_id: str) -> Run | None:
+        """Return the tenant's run, or None if it is unknown."""
         return await self._fetch_one(select_values(RunRow, Run).where(_is_run((tenant_id, run_id))), Run)
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: RunFilter) -> Listing[Run]:
+        """Return a page, newest first."""
         conditions = _run_conditions(wanted, self._database.dialect)
         query = select_values(RunRow, Run).where(RunRow.tenant_id == tenant_id, *conditions)
         return await self._fetch_page(query, Run, page, order=(RunRow.create_time, RunRow.run_id))
@@ -112,7 +118,7 @@ class SqlAssignmentStore(SqlStore):
 
 
 class SqlCheckpointStore(SqlStore):
-    """Implements `CheckpointStore`."""
+    """Implements `EntryStore` for checkpoints. Deleted checkpoints are not listed."""
 
     async def save(self, entry: Checkpoint) -> None:
         await self._put(CheckpointRow, {**as_row(entry), 'delete_time': None})
@@ -130,6 +136,7 @@ class SqlCheckpointStore(SqlStore):
                 await connection.execute(statement.values(delete_time=moment))
 
     async def list_newest(self, tenant_id: str, page: Page, wanted: CheckpointFilter) -> Listing[Checkpoint]:
+        """Return a page, newest first."""
         conditions = _checkpoint_conditions(wanted, self._database.dialect)
         query = select_values(CheckpointRow, Checkpoint).where(is_existing_checkpoint(tenant_id), *conditions)
         order = (CheckpointRow.create_time, CheckpointRow.checkpoint_id)

@@ -15,9 +15,8 @@ from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
 from twinkle.data_format import base_model_id
-from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.catalogue.rules import Creation
-from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore
+from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from twinkle_services.gateway.errors import AdapterIdTaken
 from twinkle_services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
 from twinkle_services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
@@ -90,7 +89,7 @@ class ModelRoutes:
     """
 
     def __init__(
-        self, services: Sequence[str], *, facts: ModelFacts, runs: RunStore, assignments: SqlAssignmentStore
+        self, services: Sequence[str], *, facts: ModelFacts, runs: SqlRunStore, assignments: SqlAssignmentStore
     ) -> None:
         self.table = ModelTable(services)
         self.owners = RunOwners()

@@ -12,8 +12,8 @@ import grpc
 from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2, version_service_pb2
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
-from twinkle_services.gateway.catalogue.ports import RunStore
 from twinkle_services.gateway.catalogue.rules import EntryKey, Run
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.fleet.model_routes import MODEL, ModelRoutes
 from twinkle_services.gateway.fleet.model_table import ModelReport
 from twinkle_services.kit.caller import Caller
@@ -225,7 +225,7 @@ class ServiceRuns:
     A run counts as deleted only if no service has it.
     """
 
-    def __init__(self, store: RunStore, service: str, routes: ModelRoutes) -> None:
+    def __init__(self, store: SqlRunStore, service: str, routes: ModelRoutes) -> None:
         self._store = store
         self._service = service
         self._routes = routes

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.gateway.keys.pepper import PepperedHasher
-from twinkle_services.gateway.keys.ports import KeyStore
 from twinkle_services.gateway.keys.rules import ApiKey
+from twinkle_services.gateway.keys.sql import SqlKeyStore
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import CredentialsInvalid, CredentialsMissing, NotBuiltYet, ScopeMissing
@@ -38,7 +38,7 @@ class KeyVerifier:
     Results are cached by digest for `memory`. A key revoked at another gateway stays valid here at most that long.
     """
 
-    def __init__(self, keys: KeyStore, *, hasher: PepperedHasher, clock: Clock, memory: timedelta) -> None:
+    def __init__(self, keys: SqlKeyStore, *, hasher: PepperedHasher, clock: Clock, memory: timedelta) -> None:
         self._keys = keys
         self._hasher = hasher
         self._clock = clock

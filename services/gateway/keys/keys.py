@@ -5,8 +5,8 @@ from datetime import timedelta
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.errors import KeyNotFound
 from twinkle_services.gateway.keys.authenticator import KeyVerifier
-from twinkle_services.gateway.keys.ports import KeyStore
 from twinkle_services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
+from twinkle_services.gateway.keys.sql import SqlKeyStore
 from twinkle_services.gateway.keys.tenants import Projects, Tenants
 from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.clock import Clock
@@ -23,7 +23,7 @@ class Keys:
     """
 
     def __init__(
-        self, store: KeyStore, tenants: Tenants, projects: Projects, *, verifier: KeyVerifier, clock: Clock
+        self, store: SqlKeyStore, tenants: Tenants, projects: Projects, *, verifier: KeyVerifier, clock: Clock
     ) -> None:
         self._store = store
         self._tenants = tenants

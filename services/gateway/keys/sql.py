@@ -66,43 +66,51 @@ class ApiKeyRow(Base):
 
 
 class SqlTenantStore(SqlStore):
-    """Implements `TenantStore`."""
+    """Stores tenants."""
 
     async def add_if_absent(self, tenant: Tenant) -> Tenant:
+        """Add the tenant unless its id is in use; return the stored tenant with that id."""
         return await self._add_if_absent(TenantRow, tenant, key=['tenant_id'])
 
     async def get(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant, or None."""
         return await self._fetch_one(select_values(TenantRow, Tenant).where(TenantRow.tenant_id == tenant_id), Tenant)
 
     async def list_newest(self, page: Page) -> Listing[Tenant]:
+        """Return a page, newest first."""
         order = (TenantRow.create_time, TenantRow.tenant_id)
         return await self._fetch_page(select_values(TenantRow, Tenant), Tenant, page, order=order)
 
 
 class SqlProjectStore(SqlStore):
-    """Implements `ProjectStore`."""
+    """Stores projects."""
 
     async def add_if_absent(self, project: Project) -> Project:
+        """Add the project unless the tenant has a project with that id; return the stored project."""
         return await self._add_if_absent(ProjectRow, project, key=['tenant_id', 'project_id'])
 
     async def get(self, tenant_id: str, project_id: str) -> Project | None:
+        """Return the tenant's project, or None."""
         is_project = (ProjectRow.tenant_id == tenant_id) & (ProjectRow.project_id == project_id)
         return await self._fetch_one(select_values(ProjectRow, Project).where(is_project), Project)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Listing[Project]:
+        """Return a page, newest first."""
         query = select_values(ProjectRow, Project).where(ProjectRow.tenant_id == tenant_id)
         return await self._fetch_page(query, Project, page, order=(ProjectRow.create_time, ProjectRow.project_id))
 
 
 class SqlKeyStore(SqlStore):
-    """Implements `KeyStore`."""
+    """Stores API keys by the digest of their secrets."""
 
     async def add(self, key: ApiKey, *, digest: bytes) -> None:
+        """Add the key unless the digest is in use."""
         async with self._database.write() as connection:
             insert = insert_into(connection, ApiKeyRow).values(digest=digest, **as_row(key))
             await connection.execute(insert.on_conflict_do_nothing(index_elements=['digest']))
 
     async def find(self, digest: bytes) -> ApiKey | None:
+        """Return the key with this digest, valid or not, or None."""
         columns = select(ApiKeyRow.digest, ApiKeyRow.key_id).where(ApiKeyRow.digest == digest)
         async with self._database.read() as connection:
             row = (await connection.execute(columns)).one_or_none()
@@ -118,6 +126,7 @@ class SqlKeyStore(SqlStore):
             return (await connection.execute(select(ApiKeyRow.key_id).limit(1))).first() is not None
 
     async def has_valid(self, tenant_id: str, *, moment: datetime) -> bool:
+        """Return whether a key of the tenant is valid at `moment`, as `ApiKey.is_valid_at` defines it."""
         ends = (ApiKeyRow.expire_time, ApiKeyRow.retire_time)
         is_valid = (ApiKeyRow.revoke_time.is_(None), *(end.is_(None) | (end > moment) for end in ends))
         query = select(ApiKeyRow.key_id).where(ApiKeyRow.tenant_id == tenant_id, *is_valid).limit(1)
@@ -125,6 +134,11 @@ class SqlKeyStore(SqlStore):
             return (await connection.execute(query)).first() is not None
 
     async def replace(self, key_id: str, rotate: Callable[[ApiKey], Rotation], *, digest: bytes) -> Rotation | None:
+        """Store both keys of `rotate(key)` in one transaction, the successor under `digest`; None for an unknown id.
+
+        Raises:
+            DomainError: `rotate` raised the error; nothing is stored.
+        """
         is_key = ApiKeyRow.key_id == key_id
         query = select_values(ApiKeyRow, ApiKey).where(is_key).with_for_update()
         async with self._database.write() as connection:
@@ -139,6 +153,7 @@ class SqlKeyStore(SqlStore):
             return rotation
 
     async def revoke(self, key_id: str, *, moment: datetime) -> ApiKey | None:
+        """Revoke the key at `moment`, unless it is already revoked, and return it; None for an unknown key."""
         is_unrevoked = (ApiKeyRow.key_id == key_id) & ApiKeyRow.revoke_time.is_(None)
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.key_id == key_id)
         async with self._database.write() as connection:
@@ -146,5 +161,6 @@ class SqlKeyStore(SqlStore):
             return await fetch_one(connection, query, ApiKey)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Listing[ApiKey]:
+        """Return a page, newest first."""
         query = select_values(ApiKeyRow, ApiKey).where(ApiKeyRow.tenant_id == tenant_id)
         return await self._fetch_page(query, ApiKey, page, order=(ApiKeyRow.create_time, ApiKeyRow.key_id))

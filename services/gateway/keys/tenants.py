@@ -1,8 +1,8 @@
 """Operations on tenants and on their projects."""
 
 from twinkle_services.gateway.errors import ProjectNotFound, TenantNotFound
-from twinkle_services.gateway.keys.ports import ProjectStore, TenantStore
 from twinkle_services.gateway.keys.rules import Project, Tenant
+from twinkle_services.gateway.keys.sql import SqlProjectStore, SqlTenantStore
 from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.kit.clock import Clock
 
@@ -10,7 +10,7 @@ from twinkle_services.kit.clock import Clock
 class Tenants:
     """Creates and lists tenants."""
 
-    def __init__(self, store: TenantStore, *, clock: Clock) -> None:
+    def __init__(self, store: SqlTenantStore, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
@@ -36,7 +36,7 @@ class Tenants:
 class Projects:
     """Creates and lists the projects of tenants. `create` and `list` raise TenantNotFound for an unknown tenant."""
 
-    def __init__(self, store: ProjectStore, tenants: Tenants, *, clock: Clock) -> None:
+    def __init__(self, store: SqlProjectStore, tenants: Tenants, *, clock: Clock) -> None:
         self._store = store
         self._tenants = tenants
         self._clock = clock

@@ -13,8 +13,8 @@ import structlog
 
 from twinkle_services.gateway.catalogue.rules import EntryKey
 from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, TenantMetricsFull
-from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import PointLimits, Report, RunReports
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.telemetry import measures
@@ -34,7 +34,7 @@ class MetricCollector:
 
     def __init__(
         self,
-        store: MetricStore,
+        store: SqlMetricStore,
         *,
         clock: Clock,
         limits_of: Callable[[str], PointLimits],

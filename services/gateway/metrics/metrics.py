@@ -11,7 +11,6 @@ from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from twinkle_services.gateway.metrics.collector import MetricCollector
 from twinkle_services.gateway.metrics.convert import reports_of
-from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import MetricFilter, Point, PointLimits, Series
 from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.gateway.metrics.watches import MetricWatches
@@ -26,7 +25,7 @@ class Metrics:
 
     def __init__(
         self,
-        store: MetricStore,
+        store: SqlMetricStore,
         runs: Runs,
         *,
         clock: Clock,

@@ -81,7 +81,7 @@ class MetricUpdate:
     is_snapshot: bool
     """Whether these are all selected points of the run. They then replace the points that the watcher has."""
     revision: int
-    """Revision of the run up to which the watcher then has all points; see `MetricStore`."""
+    """Revision of the run up to which the watcher then has all points; see `SqlMetricStore`."""
 
 
 @dataclass(frozen=True, kw_only=True)

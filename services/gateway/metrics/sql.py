@@ -54,7 +54,7 @@ class MetricRunRow(Base):
     sequence_number: Mapped[int]
     """Number of the operation of the last stored report; 0 before the first one."""
     revision: Mapped[int]
-    """Time of storage of the newest points, see `MetricStore`; 0 before the first ones."""
+    """Time of storage of the newest points, see `SqlMetricStore`; 0 before the first ones."""
 
 
 class MetricChunkRow(Base):
@@ -80,7 +80,12 @@ class MetricTenantRow(Base):
 
 
 class SqlMetricStore(SqlStore):
-    """Implements `MetricStore`. `close` stops its threads."""
+    """Stores the points of runs.
+
+    Each change of a run's points has a revision: the time of the change in microseconds, or the previous revision plus
+    one if that is larger, because clocks of gateways may differ. A reader that has all points up to a revision lacks
+    only points with a larger time of storage.
+    """
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -91,6 +96,13 @@ class SqlMetricStore(SqlStore):
     async def save(
         self, tenant_id: str, run_id: str, points: Sequence[Point], *, moment: datetime, limits: PointLimits
     ) -> None:
+        """Store points; a point replaces a stored or earlier point with the same name and step.
+
+        Raises:
+            MetricsFull: the run would have more points than `limits` or `MAX_NAMES` names; nothing is stored.
+            TenantMetricsFull: the runs of the tenant would have more points than `limits`; nothing is stored.
+            RunDataDamaged: the stored points of the run cannot be read; nothing is stored.
+        """
         run = tenant_id, run_id
         async with self._locked(run, moment) as (connection, counts):
             await self._add(connection, run, counts, points, moment=moment, limits=limits)
@@ -98,6 +110,11 @@ class SqlMetricStore(SqlStore):
     async def save_reports(
         self, tenant_id: str, run_id: str, reports: Sequence[Report], *, moment: datetime, limits: PointLimits
     ) -> None:
+        """Store the points of the reports that follow the last stored report, in one transaction.
+
+        Raises:
+            MetricsFull, TenantMetricsFull, RunDataDamaged: see `save`; nothing is stored.
+        """
         run = tenant_id, run_id
         async with self._locked(run, moment) as (connection, counts):
             new = [report for report in reports if report.sequence_number > counts['sequence_number']]
@@ -152,6 +169,11 @@ class SqlMetricStore(SqlStore):
         await connection.execute(update(MetricRunRow).where(is_run).values(**counts, update_time=moment))
 
     async def list_of(self, tenant_id: str, run_id: str, wanted: MetricFilter) -> Sequence[Series]:
+        """Return the metrics of a run by name; see `MetricFilter`.
+
+        Raises:
+            RunDataDamaged: the stored points of the run cannot be read.
+        """
         row = MetricChunkRow
         condition = is_of_run(row, (tenant_id, run_id))
         if wanted.end_step is not None:
@@ -163,6 +185,7 @@ class SqlMetricStore(SqlStore):
             return await self._reading.run(_series_of, found, wanted)
 
     async def revisions_of(self, runs: Collection[EntryKey]) -> Mapping[EntryKey, int]:
+        """Return the newest revision of each run; 0 for a run without metrics. Runs that are not listed are absent."""
         row, keys, found = RunRow, sorted(runs), dict[EntryKey, int]()
         is_same = (MetricRunRow.tenant_id == row.tenant_id) & (MetricRunRow.run_id == row.run_id)
         query = select(row.tenant_id, row.run_id, func.coalesce(MetricRunRow.revision, 0))
@@ -177,6 +200,13 @@ class SqlMetricStore(SqlStore):
     async def list_changes(
         self, tenant_id: str, run_id: str, wanted: MetricFilter, *, after: int, until: int
     ) -> Sequence[Series] | None:
+        """Return the selected points with revisions from `after` + 1 to `until`.
+
+        Points that were replaced after `until` are omitted. Return None if there are too many points for an update.
+
+        Raises:
+            RunDataDamaged: the stored points of the run cannot be read.
+        """
         row = MetricChunkRow
         condition = is_of_run(row, (tenant_id, run_id)) & (row.revision > after)
         if wanted.names:
@@ -196,6 +226,7 @@ class SqlMetricStore(SqlStore):
                 yield found
 
     def close(self) -> None:
+        """Stop the threads."""
         self._merging.close()
         self._reading.close()
 

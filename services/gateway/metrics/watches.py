@@ -18,8 +18,8 @@ import structlog
 from twinkle_services.gateway.catalogue.rules import EntryKey
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
-from twinkle_services.gateway.metrics.ports import MetricStore
 from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
+from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import DomainError, Draining, QueueFull
 
@@ -73,7 +73,7 @@ class MetricWatches:
 
     def __init__(
         self,
-        store: MetricStore,
+        store: SqlMetricStore,
         runs: Runs,
         *,
         turns: TenantTurns,

@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from twinkle_services.gateway.quotas.ports import AdapterLister, DatasetSizes, QuotaStore, UsageStore
+from twinkle_services.gateway.quotas.ports import AdapterLister, DatasetSizes
 from twinkle_services.gateway.quotas.rules import Quota, TokenBucket
+from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError, QuotaExceeded
 from twinkle_services.kit.ids import new_id
@@ -35,7 +36,7 @@ class QuotaTable:
     """
 
     def __init__(
-        self, store: QuotaStore, *, default: Quota, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, store: SqlQuotaStore, *, default: Quota, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self._store = store
         self._default = default
@@ -215,7 +216,12 @@ class TrainingLimits:
     """
 
     def __init__(
-        self, quotas: QuotaTable, rates: TokenRates, usage: UsageStore, adapters: AdapterLister, datasets: DatasetSizes
+        self,
+        quotas: QuotaTable,
+        rates: TokenRates,
+        usage: SqlUsageStore,
+        adapters: AdapterLister,
+        datasets: DatasetSizes,
     ) -> None:
         self.rates = rates
         self._quotas = quotas

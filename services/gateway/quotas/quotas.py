@@ -12,7 +12,6 @@ from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
 from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
 from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
-from twinkle_services.gateway.quotas.ports import UsageStore
 from twinkle_services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
 from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
@@ -36,7 +35,7 @@ class Quotas:
     def __init__(
         self,
         tenants: Tenants,
-        usage: UsageStore,
+        usage: SqlUsageStore,
         *,
         table: QuotaTable,
         rates: TokenRates,

@@ -36,15 +36,17 @@ class QuotaRow(Base):
 
 
 class SqlQuotaStore(SqlStore):
-    """Implements `QuotaStore`."""
+    """Stores the quotas that administrators set."""
 
     async def list_all(self) -> Mapping[str, Quota]:
+        """Return the quotas of all tenants by id."""
         query = select(QuotaRow.tenant_id, *(getattr(QuotaRow, name) for name in _LIMITS))
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
         return {tenant_id: Quota(**dict(zip(_LIMITS, limits, strict=True))) for tenant_id, *limits in rows}
 
     async def put(self, tenant_id: str, quota: Quota) -> None:
+        """Store a quota, replacing the tenant's previous one."""
         await self._put(QuotaRow, {'tenant_id': tenant_id, **as_row(quota)})
 
 
@@ -81,9 +83,13 @@ class UsageWriterRow(Base):
 
 
 class SqlUsageStore(SqlStore):
-    """Implements `UsageStore`."""
+    """Stores the usage of tenants."""
 
     async def record(self, batch: UsageBatch) -> None:
+        """Record a batch completely and exactly once; the batches of one writer arrive in order.
+
+        A reading counts as its increase over the run's highest earlier reading, from any writer.
+        """
         async with self._database.write() as connection:
             if not await _is_first(connection, batch):
                 return
@@ -95,9 +101,11 @@ class SqlUsageStore(SqlStore):
                 await _add(connection, tenant_id, run_id, work, hour=hour_of(batch.moment))
 
     async def forget_writer(self, writer_id: str) -> None:
+        """Delete a writer's batch number once it will send no more batches."""
         await self._execute(delete(UsageWriterRow).where(UsageWriterRow.writer_id == writer_id))
 
     async def list_of(self, tenant_id: str, *, begin: datetime | None, end: datetime | None) -> Sequence[Usage]:
+        """Return the usage by run in the hours that start at or after `begin` and before `end`; None is no bound."""
         async with self._database.read() as connection:
             rows = (await connection.execute(_work_query(tenant_id, begin, end))).all()
             stored: Sequence[Any] = (await connection.execute(_stored_query(tenant_id))).all()
@@ -116,6 +124,7 @@ class SqlUsageStore(SqlStore):
         ]
 
     async def stored_bytes(self, tenant_id: str) -> int:
+        """Return the total size in bytes of the tenant's checkpoints."""
         query = select(func.sum(CheckpointRow.size_bytes)).where(is_existing_checkpoint(tenant_id))
         async with self._database.read() as connection:
             return int(await connection.scalar(query) or 0)

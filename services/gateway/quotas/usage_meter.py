@@ -14,8 +14,8 @@ import structlog
 
 from twinkle_services.gateway.catalogue.rules import EntryKey
 from twinkle_services.gateway.quotas.enforcement import TokenRates
-from twinkle_services.gateway.quotas.ports import UsageStore
 from twinkle_services.gateway.quotas.rules import Reading, UsageBatch, Work
+from twinkle_services.gateway.quotas.sql import SqlUsageStore
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.ids import new_id
@@ -34,7 +34,7 @@ class UsageMeter:
 
     def __init__(
         self,
-        store: UsageStore,
+        store: SqlUsageStore,
         rates: TokenRates,
         *,
         clock: Clock,

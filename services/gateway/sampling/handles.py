@@ -9,8 +9,8 @@ import structlog
 from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.sampling.convert import published_version
-from twinkle_services.gateway.sampling.ports import HandleStore
 from twinkle_services.gateway.sampling.rules import HandleRequest, SamplingHandle
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import Code, DomainError, InvalidField, RequestIdReused, ServiceUnreachable
@@ -35,7 +35,7 @@ class SamplingHandles:
 
     def __init__(
         self,
-        store: HandleStore,
+        store: SqlHandleStore,
         lookups: GrpcLookups,
         published: PublishedResult,
         *,

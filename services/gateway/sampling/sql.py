@@ -30,16 +30,22 @@ class SamplingHandleRow(Base):
 
 
 class SqlHandleStore(SqlStore):
-    """Implements `ports.HandleStore`."""
+    """Stores sampling handles. Their ids are unique within a tenant."""
 
     async def add_if_absent(self, handle: SamplingHandle) -> SamplingHandle:
+        """Store the handle unless the tenant has one with that id; return the stored one."""
         return await self._add_if_absent(SamplingHandleRow, handle, key=['tenant_id', 'handle_id'])
 
     async def get(self, tenant_id: str, handle_id: str) -> SamplingHandle | None:
+        """Return the tenant's handle, or None."""
         query = select_values(SamplingHandleRow, SamplingHandle).where(_is_handle(tenant_id, handle_id))
         return await self._fetch_one(query, SamplingHandle)
 
     async def settle(self, tenant_id: str, handle_id: str, *, base_model: str, version: int | None) -> None:
+        """Set the base model and the version if they are unknown; '' and None change nothing.
+
+        An absent handle is ignored.
+        """
         row = SamplingHandleRow
         facts = {
             'base_model': func.coalesce(func.nullif(row.base_model, ''), base_model),
@@ -48,6 +54,7 @@ class SqlHandleStore(SqlStore):
         await self._execute(update(row).where(_is_handle(tenant_id, handle_id)).values(facts))
 
     async def count_clone(self, tenant_id: str, handle_id: str) -> int | None:
+        """Add one to the number of copies of a handle's client, and return the number; None if there is no handle."""
         counted = SamplingHandleRow.clone_count + 1
         statement = update(SamplingHandleRow).where(_is_handle(tenant_id, handle_id)).values(clone_count=counted)
         async with self._database.write() as connection:
@@ -55,6 +62,7 @@ class SqlHandleStore(SqlStore):
             return rows.scalar_one_or_none()
 
     async def list_of_session(self, tenant_id: str, session_id: str) -> Sequence[SamplingHandle]:
+        """Return the handles of a session, oldest first."""
         is_one = (SamplingHandleRow.tenant_id == tenant_id) & (SamplingHandleRow.session_id == session_id)
         query = select_values(SamplingHandleRow, SamplingHandle).where(is_one)
         query = query.order_by(SamplingHandleRow.create_time, SamplingHandleRow.handle_id)

@@ -8,7 +8,6 @@ from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.keys.tenants import Projects
 from twinkle_services.gateway.paging import Listing, Page
-from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
 from twinkle_services.gateway.sessions.sql import SqlSessionStore
 from twinkle_services.gateway.store.database import Database
@@ -28,7 +27,7 @@ class Sessions:
 
     def __init__(
         self,
-        store: SessionStore,
+        store: SqlSessionStore,
         projects: Projects,
         *,
         lifetime: timedelta,

@@ -36,16 +36,23 @@ class SessionRow(Base):
 
 
 class SqlSessionStore(SqlStore):
-    """Implements `SessionStore`."""
+    """Stores sessions."""
 
     async def add_if_absent(self, session: Session) -> Session:
+        """Add the session unless the tenant has one with its request id; return the stored one."""
         return await self._add_if_absent(SessionRow, session, key=['tenant_id', 'request_id'])
 
     async def get(self, tenant_id: str, session_id: str) -> Session | None:
+        """Return the tenant's session, or None."""
         is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
         return await self._fetch_one(select_values(SessionRow, Session).where(is_session), Session)
 
     async def change(self, tenant_id: str, session_id: str, change: Callable[[Session], Session]) -> Session | None:
+        """Replace the session by `change(session)` in one transaction and return it; None for an unknown session.
+
+        Raises:
+            DomainError: `change` raised the error; nothing is stored.
+        """
         is_session = (SessionRow.tenant_id == tenant_id) & (SessionRow.session_id == session_id)
         query = select_values(SessionRow, Session).where(is_session).with_for_update()
         async with self._database.write() as connection:
@@ -57,12 +64,17 @@ class SqlSessionStore(SqlStore):
             return changed
 
     async def expire(self, *, silent_since: datetime) -> int:
+        """Mark active sessions without a heartbeat since `silent_since` as expired; return their number."""
         is_silent = (SessionRow.state == SessionState.ACTIVE) & (SessionRow.heartbeat_time < silent_since)
         return await self._execute(
             update(SessionRow).where(is_silent).values(state=SessionState.EXPIRED, is_settled=False)
         )
 
     async def list_unsettled(self, *, after: Cursor | None, size: int) -> Sequence[Session]:
+        """Return at most `size` ended sessions of all tenants that are not settled, the oldest heartbeat first.
+
+        `after` contains the last heartbeat and the id of the previous page's last session; None for the first page.
+        """
         is_wanted = (SessionRow.state != SessionState.ACTIVE) & SessionRow.is_settled.is_(False)
         key = (SessionRow.heartbeat_time, SessionRow.session_id)
         if after is not None:
@@ -71,5 +83,6 @@ class SqlSessionStore(SqlStore):
         return await self._fetch_all(query, Session)
 
     async def list_newest(self, tenant_id: str, page: Page) -> Listing[Session]:
+        """Return a page, newest first."""
         query = select_values(SessionRow, Session).where(SessionRow.tenant_id == tenant_id)
         return await self._fetch_page(query, Session, page, order=(SessionRow.create_time, SessionRow.session_id))

@@ -11,7 +11,6 @@ import structlog
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.paging import Cursor
 from twinkle_services.gateway.sessions.grpc import GrpcAdapters
-from twinkle_services.gateway.sessions.ports import SessionStore
 from twinkle_services.gateway.sessions.rules import Session, SessionState
 from twinkle_services.gateway.sessions.sql import SqlSessionStore
 from twinkle_services.gateway.store.database import Database
@@ -46,7 +45,7 @@ class SessionSettler:
     """
 
     def __init__(
-        self, sessions: SessionStore, adapters: GrpcAdapters, *, drop_work: SessionCall, unpin: SessionCall
+        self, sessions: SqlSessionStore, adapters: GrpcAdapters, *, drop_work: SessionCall, unpin: SessionCall
     ) -> None:
         self._sessions = sessions
         self._adapters = adapters
@@ -151,7 +150,9 @@ class SessionSettler:
 class SessionSweep:
     """Expires sessions that had no heartbeat for longer than `lifetime`, and settles ended ones."""
 
-    def __init__(self, sessions: SessionStore, settler: SessionSettler, *, lifetime: timedelta, clock: Clock) -> None:
+    def __init__(
+        self, sessions: SqlSessionStore, settler: SessionSettler, *, lifetime: timedelta, clock: Clock
+    ) -> None:
         self._sessions = sessions
         self._settler = settler
         self._lifetime = lifetime

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from twinkle.api.model.v1 import adapter_service_pb2, operation_pb2, training_config_pb2
 from twinkle_services.gateway.catalogue.paths import WeightsKind, WeightsPath
-from twinkle_services.gateway.catalogue.ports import RunStore
+from twinkle_services.gateway.catalogue.sql import SqlRunStore
 from twinkle_services.gateway.fleet.model_routes import shown_name
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
 from twinkle_services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, FutureRequest
@@ -248,7 +248,7 @@ class TinkerModelRoutes:
 class InfoRoutes:
     """Routes that describe models and saved weights."""
 
-    def __init__(self, lookups: GrpcLookups, runs: RunStore, *, tokenizers: Mapping[str, str]) -> None:
+    def __init__(self, lookups: GrpcLookups, runs: SqlRunStore, *, tokenizers: Mapping[str, str]) -> None:
         """Create the routes; `tokenizers` maps base models to the hub ids of their tokenizers."""
         self._lookups = lookups
         self._runs = runs

@@ -12,10 +12,10 @@ from twinkle_services.gateway.errors import SessionNotFound
 from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.http.validation import TextLabels
 from twinkle_services.gateway.paging import Cursor, Page
-from twinkle_services.gateway.sampling.ports import HandleStore
-from twinkle_services.gateway.sessions.ports import SessionStore
+from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.sessions.rules import FinishReason, Session, SessionRequest, SessionState
 from twinkle_services.gateway.sessions.sessions import Sessions
+from twinkle_services.gateway.sessions.sql import SqlSessionStore
 from twinkle_services.gateway.tinker.bodies import (
     Labels,
     ShortText,
@@ -212,7 +212,7 @@ class SearchBody(TinkerModel):
 class SessionSearch:
     """Searches the sessions of the current caller, newest first."""
 
-    def __init__(self, browser: SqlBrowser, store: SessionStore, sessions: Sessions) -> None:
+    def __init__(self, browser: SqlBrowser, store: SqlSessionStore, sessions: Sessions) -> None:
         self._browser = browser
         self._store = store
         self._sessions = sessions
@@ -292,7 +292,9 @@ def _cursor_to_json(cursor: Cursor) -> dict[str, Any]:
 class SessionListRoutes:
     """Routes that list, describe and search the sessions of a tenant, and assign them to projects."""
 
-    def __init__(self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, handles: HandleStore) -> None:
+    def __init__(
+        self, browser: SqlBrowser, sessions: Sessions, search: SessionSearch, *, handles: SqlHandleStore
+    ) -> None:
         self._browser = browser
         self._sessions = sessions
         self._search_sessions = search
