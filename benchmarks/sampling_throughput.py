@@ -1,8 +1,8 @@
-"""Tokens per second that are streamed through the gateway, compared with a second vLLM engine that is called directly.
+"""Tokens per second that are streamed through the gateway, compared with plain vLLM, which is called directly.
 
-Both engines have the same arguments, data type and number of threads, and alternate within one run; an idle engine uses
-no CPU. Through the gateway, a token is sent from the engine through the sampler service and the gateway to the client,
-each in a separate process.
+Both engines have the same arguments, data type and number of threads, except that the plain one has no adapters and no
+changes by Twinkle. They alternate within one run; an idle engine uses no CPU. Through the gateway, a token is sent from
+the engine through the sampler service and the gateway to the client, each in a separate process.
 """
 
 import asyncio
@@ -10,18 +10,20 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 from vllm import SamplingParams as VllmParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.local_stack import THREADS, running_stack
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
 from twinkle.api.sampler.v1 import sampler_service_pb2_grpc, sampling_pb2
 from twinkle.hub import resolve_model
-from twinkle.sampler.vllm import make_async_llm
+from twinkle.sampler.vllm.options import engine_args, prepare_environment
 from twinkle_client.stack import StackState
 from twinkle_client.stack.options import DEFAULT_MODEL
 from twinkle_services.kit.rpc.tensors import tensor_to_proto
@@ -45,7 +47,7 @@ def main() -> dict[str, Any]:
 
 
 async def _measure(stack: StackState) -> dict[str, Any]:
-    engine = make_async_llm(str(resolve_model(DEFAULT_MODEL)), {**ENGINE_ARGS, 'dtype': DTYPE}, thread_count=THREADS)
+    engine = _start_plain_vllm()
     try:
         async with grpc.aio.insecure_channel(stack.address) as channel:
             methods: dict[str, Run] = {
@@ -57,6 +59,13 @@ async def _measure(stack: StackState) -> dict[str, Any]:
             return {str(count): await _compare(methods, count) for count in CONCURRENCIES}
     finally:
         engine.shutdown()
+
+
+def _start_plain_vllm() -> AsyncLLM:
+    """Start vLLM without support for adapters and without the worker extension that changes vLLM."""
+    prepare_environment(thread_count=THREADS)
+    args = engine_args(str(resolve_model(DEFAULT_MODEL)), {**ENGINE_ARGS, 'dtype': DTYPE})
+    return AsyncLLM.from_engine_args(replace(args, enable_lora=False, worker_extension_cls=''))
 
 
 async def _compare(methods: dict[str, Run], concurrency: int) -> dict[str, Any]:
