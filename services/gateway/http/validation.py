@@ -1,6 +1,8 @@
 """Validation of JSON bodies with pydantic: base models, shared field types, and errors that name the field."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar, cast
 
 from pydantic import (
@@ -8,11 +10,15 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    GetCoreSchemaHandler,
     PlainValidator,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
@@ -55,6 +61,34 @@ class JsonModel(BaseModel):
         return selected
 
 
+@dataclass(frozen=True)
+class Tagged:
+    """Annotation of a union of `JsonModel` classes: the literal field `name`, the tag, selects the class.
+
+    In contrast to pydantic's discriminated unions, errors have the paths of the JSON document, without the tag.
+    """
+
+    name: str
+    note: str = ''
+    """End of the message that lists the tags, such as ' in messages of the user'."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(Annotated[source, Discriminator(self.name), WrapValidator(self._validate)])
+
+    def _validate(self, value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return parse(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            location, problem = first['loc'][1:], _problem(first)
+            if first['type'] in {'union_tag_invalid', 'union_tag_not_found'}:
+                location, problem = (self.name,), problem + self.note
+            elif first['type'] == 'extra_forbidden' and len(location) == 1:
+                problem += f' with {self.name} {first["loc"][0]!r}'
+            detail = {'type': 'value_error', 'loc': location, 'input': value, 'ctx': {'error': ValueError(problem)}}
+            raise ValidationError.from_exception_data(error.title, [cast('Any', detail)]) from error
+
+
 def read_model(model: type[Model], body: Any, *, path: str = '') -> Model:
     """Validate a JSON object at `path` in the request body; an empty path is the body itself.
 
@@ -91,18 +125,23 @@ def field_path(location: Sequence[str | int], path: str = '') -> str:
 
 def _refusal(error: ValidationError, path: str) -> InvalidField:
     first = error.errors(include_url=False, include_input=False)[0]
-    match first['type']:
-        case 'missing':
-            problem = 'is required'
+    return InvalidField(field_path(first['loc'], path), _problem(first))
+
+
+def _problem(found: Mapping[str, Any]) -> str:
+    match found['type']:
+        case 'missing' | 'union_tag_not_found':
+            return 'is required'
+        case 'union_tag_invalid':
+            return f'must be one of {found["ctx"]["expected_tags"]}'
         case 'extra_forbidden':
-            problem = 'is not a known parameter'
+            return 'is not a known parameter'
         case 'value_error':
-            problem = str(first.get('ctx', {}).get('error', first['msg']))
-        case 'model_type' | 'dict_type':
-            problem = 'must be an object'
+            return str(found.get('ctx', {}).get('error', found['msg']))
+        case 'model_type' | 'model_attributes_type' | 'dict_type':
+            return 'must be an object'
         case _:
-            problem = first['msg'].replace('Input should', 'must', 1)
-    return InvalidField(field_path(first['loc'], path), problem)
+            return re.sub(r'^\w+ should', 'must', found['msg'])
 
 
 def not_served(problem: str) -> BeforeValidator:

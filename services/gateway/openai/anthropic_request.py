@@ -1,30 +1,27 @@
 """Converts bodies of Anthropic's `/v1/messages`, whose content consists of blocks, to requests for chats."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
-from twinkle_services.gateway.http.validation import JsonModel, StopStrings, not_served, read_model
+from twinkle.api.data.v1 import message_pb2
+from twinkle_services.gateway.http.validation import JsonModel, StopStrings, Tagged, not_served, read_model, read_value
 from twinkle_services.gateway.openai.bodies import MAX_TOKENS, NotServed, SamplingBody, shallow
 from twinkle_services.gateway.openai.chat_request import (
-    ChatMessage,
+    add_call,
     conversation_request,
     parts_of,
-    result_message,
     text_message,
-    tool_call,
 )
 from twinkle_services.gateway.openai.request import GenerationRequest
 from twinkle_services.gateway.openai.tools import (
-    MAX_TOOLS,
     FunctionDefinition,
     ParametersSchema,
     ToolFields,
-    ToolName,
+    ToolList,
     tool_use,
 )
-from twinkle_services.kit.errors import InvalidField
 
 _FIELDS = ToolFields(tool_name='tools[{index}].name', chosen_name='tool_choice.name', output_format='output_config')
 _CHOICES = {'auto': 'auto', 'none': 'none', 'any': 'required', 'tool': 'function'}
@@ -74,34 +71,39 @@ class ToolResultBlock(Block):
     """Accepted without effect: chat templates render only the content."""
 
 
-_BLOCKS: Mapping[str, type[TextBlock | ToolUseBlock | ToolResultBlock]] = {
-    'text': TextBlock,
-    'tool_use': ToolUseBlock,
-    'tool_result': ToolResultBlock,
-}
-_OWNERS = {'tool_use': 'assistant', 'tool_result': 'user'}
-"""Role of the messages that may contain a block."""
+_UserBlock = Annotated[TextBlock | ToolResultBlock, Tagged('type', note=' in messages of the user')]
+_AssistantBlock = Annotated[TextBlock | ToolUseBlock, Tagged('type', note=' in messages of the assistant')]
 
 
-class BlockMessage(JsonModel):
-    """Message of a conversation."""
+class UserBlocks(JsonModel):
+    """Message of the user."""
 
-    role: Literal['user', 'assistant']
-    content: Any
-    """A string or a list of blocks; checked when it is converted."""
+    role: Literal['user']
+    content: Annotated[list[_UserBlock], Field(min_length=1, fail_fast=True), BeforeValidator(parts_of)]
 
 
-class BlockTool(JsonModel):
+class AssistantBlocks(JsonModel):
+    """Message of the assistant."""
+
+    role: Literal['assistant']
+    content: Annotated[list[_AssistantBlock], Field(min_length=1, fail_fast=True), BeforeValidator(parts_of)]
+
+
+_MESSAGE = TypeAdapter[UserBlocks | AssistantBlocks](Annotated[UserBlocks | AssistantBlocks, Tagged('role')])
+
+
+class BlockToolType(JsonModel):
+    """Type of a tool, which is checked before its other fields."""
+
+    type: Literal['custom'] = 'custom'
+
+
+class BlockTool(FunctionDefinition, BlockToolType):
     """Tool that the model may call."""
 
     is_unknown_null_absent: ClassVar[bool] = True
-    type: Literal['custom'] = 'custom'
-    name: ToolName
-    description: str = ''
-    input_schema: ParametersSchema
+    parameters: ParametersSchema = Field(alias='input_schema')
     cache_control: CacheControl | None = None
-    strict: bool = False
-    """Accepted without effect: arguments are constrained if, and only if, the request requires a call."""
 
 
 class BlockToolChoice(JsonModel):
@@ -132,9 +134,7 @@ class BlockBody(JsonModel):
     """Messages; each is checked when it is converted, so that only one model of a message is in memory."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     system: _TextBlocks = Field(default_factory=list[TextBlock])
-    tools: Annotated[list[BlockTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list[BlockTool]
-    )
+    tools: ToolList[BlockTool] = Field(default_factory=list[BlockTool])
     tool_choice: BlockToolChoice = BlockToolChoice(type='auto')
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -171,7 +171,7 @@ def message_request(body: Mapping[str, Any]) -> GenerationRequest:
     )
     choice = given.tool_choice
     use = tool_use(
-        [_function(tool) for tool in given.tools],
+        given.tools,
         _CHOICES[choice.type],
         chosen_name=choice.name,
         is_parallel=not choice.disable_parallel_tool_use,
@@ -189,38 +189,18 @@ def message_request(body: Mapping[str, Any]) -> GenerationRequest:
     )
 
 
-def _function(tool: BlockTool) -> FunctionDefinition:
-    return FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
-
-
 def _texts(blocks: Iterable[TextBlock]) -> Iterator[str]:
     return (block.text for block in blocks)
 
 
-def _messages(given: Any, path: str) -> list[ChatMessage]:
+def _messages(given: Any, path: str) -> Iterator[message_pb2.Message]:
     """Convert a message to chat messages: one for each result of a call, and then one with the text and the calls."""
-    item = read_model(BlockMessage, given, path=path)
-    value: Any = parts_of(item.content)
-    if not isinstance(value, list) or not value:
-        raise InvalidField(f'{path}.content', 'must be a string, or a list of at least one block')
-    blocks = [
-        _block(block, item.role, f'{path}.content[{index}]') for index, block in enumerate(cast('list[Any]', value))
-    ]
-    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-    messages = [result_message(block.tool_use_id, _texts(block.content)) for block in results]
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
-    calls = [tool_call(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)]
-    if texts or calls:
-        messages.append(text_message(item.role, _texts(texts)).model_copy(update={'tool_calls': calls}))
-    return messages
-
-
-def _block(value: Any, role: str, path: str) -> TextBlock | ToolUseBlock | ToolResultBlock:
-    fields = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
-    name = str(fields.get('type'))
-    kind = _BLOCKS.get(name)
-    if kind is None:
-        raise InvalidField(f'{path}.type', f'must be {", ".join(_BLOCKS)}; other blocks are not supported')
-    if _OWNERS.get(name, role) != role:
-        raise InvalidField(f'{path}.type', f'is accepted only in messages with the role {_OWNERS[name]}')
-    return read_model(kind, value, path=path)
+    item = read_value(_MESSAGE, given, path)
+    turn = text_message(item.role, _texts(block for block in item.content if isinstance(block, TextBlock)))
+    for block in item.content:
+        if isinstance(block, ToolResultBlock):
+            yield text_message('tool', _texts(block.content), call_id=block.tool_use_id)
+        elif isinstance(block, ToolUseBlock):
+            add_call(turn, block.id, block.name, block.input)
+    if not all(isinstance(block, ToolResultBlock) for block in item.content):
+        yield turn

@@ -1,8 +1,8 @@
 """Request bodies of completions, and the parameters that chat completions share. Unsupported parameters are refused."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from twinkle_services.gateway.http.call import json_bytes
 from twinkle_services.gateway.http.validation import (
@@ -10,12 +10,12 @@ from twinkle_services.gateway.http.validation import (
     JsonModel,
     StopStrings,
     StopTokens,
+    Tagged,
     TextLabels,
     fixed,
     is_shallow,
     not_served,
 )
-from twinkle_services.kit.errors import InvalidField
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
@@ -52,47 +52,61 @@ def shallow(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    if len(json_bytes(shallow(schema))) > MAX_SCHEMA_BYTES:
+        raise ValueError(f'must have at most {MAX_SCHEMA_BYTES} bytes')
+    return schema
+
+
 class JsonSchema(JsonModel):
     """JSON schema that a completion must satisfy."""
 
     name: str
     description: Any = None
     # `schema` is a method of pydantic's base class.
-    content: dict[str, Any] = Field(alias='schema')
+    content: Annotated[dict[str, Any], AfterValidator(_schema)] = Field(alias='schema')
     strict: bool = True
     """Accepted without effect: a schema is always enforced."""
 
-    @field_validator('content')
-    @classmethod
-    def _check_size(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        if len(json_bytes(shallow(schema))) > MAX_SCHEMA_BYTES:
-            raise ValueError(f'must have at most {MAX_SCHEMA_BYTES} bytes')
-        return schema
+
+class PlainFormat(JsonModel):
+    """Format of a completion that is a text or any JSON object."""
+
+    type: Literal['text', 'json_object']
 
 
-class ResponseFormat(JsonModel):
-    """Required format of a completion: text, a JSON object, or JSON that satisfies a schema."""
+class SchemaFormat(JsonModel):
+    """Format of a completion that is JSON and satisfies a schema."""
 
-    is_null_absent: ClassVar[bool] = False
-    type: Literal['text', 'json_object', 'json_schema']
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode='after')
-    def _check_schema(self) -> Self:
-        if self.type == 'json_schema' and self.json_schema is None:
-            raise InvalidField('response_format.json_schema', 'is required')
-        if self.type != 'json_schema' and 'json_schema' in self.model_fields_set:
-            raise InvalidField('response_format.json_schema', 'is accepted only with "type": "json_schema"')
-        return self
+    type: Literal['json_schema']
+    json_schema: JsonSchema
 
 
-class SamplingBody(JsonModel):
-    """Parameters that completions and chat completions share."""
+ResponseFormat = Annotated[PlainFormat | SchemaFormat, Tagged('type')]
+
+
+class GenerationBody(JsonModel):
+    """Parameters that completions, chat completions and responses share."""
 
     model: Annotated[str, Field(min_length=1)]
-    n: _Choices | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool = False
+
+    # Labels and hints. They do not affect the response, as in OpenAI's API.
+    user: str = ''
+    safety_identifier: str = ''
+    prompt_cache_key: str = ''
+    metadata: TextLabels = Field(default_factory=dict[str, str])
+
+    store: Unstored = False
+    service_tier: Literal['auto', 'default'] = 'auto'
+
+
+class SamplingBody(GenerationBody):
+    """Parameters that completions and chat completions share."""
+
+    n: _Choices | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
@@ -104,18 +118,8 @@ class SamplingBody(JsonModel):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-
-    # Labels. They do not affect the response, as in OpenAI's API.
-    user: str = ''
-    safety_identifier: str = ''
-    metadata: TextLabels = Field(default_factory=dict[str, str])
-    prompt_cache_key: str = ''
-
-    store: Unstored = False
-    service_tier: Literal['auto', 'default'] = 'auto'
     logit_bias: _NoBias = Field(default_factory=dict[str, Any])
     prompt_cache_retention: NotServed = None
 

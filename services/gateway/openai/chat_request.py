@@ -5,14 +5,14 @@ The bodies of other APIs are converted to the messages of this module, and then 
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator
 
 from twinkle.api.data.v1 import message_pb2
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle_services.gateway.http.body import parse_object
-from twinkle_services.gateway.http.validation import JsonModel, fixed, not_served, read_model
+from twinkle_services.gateway.http.validation import JsonModel, Tagged, fixed, not_served, read_model
 from twinkle_services.gateway.openai.bodies import (
     MAX_TOKENS,
     NotServed,
@@ -23,8 +23,8 @@ from twinkle_services.gateway.openai.bodies import (
 )
 from twinkle_services.gateway.openai.request import GenerationRequest, generation_request, sampling_params
 from twinkle_services.gateway.openai.tools import (
-    MAX_TOOLS,
     FunctionDefinition,
+    ToolList,
     ToolUse,
     forced_output,
     prompt_tools,
@@ -34,7 +34,13 @@ from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of
 from twinkle_services.kit.rpc.message_elements import check_elements
 
-_ROLES = {'user': message_pb2.ROLE_USER, 'assistant': message_pb2.ROLE_ASSISTANT, 'tool': message_pb2.ROLE_TOOL}
+_ROLES = {
+    'system': message_pb2.ROLE_SYSTEM,
+    'developer': message_pb2.ROLE_SYSTEM,
+    'user': message_pb2.ROLE_USER,
+    'assistant': message_pb2.ROLE_ASSISTANT,
+    'tool': message_pb2.ROLE_TOOL,
+}
 _Legacy = Annotated[None, not_served('is not supported; use tools and tool_choice')]
 
 
@@ -57,7 +63,6 @@ def _arguments(value: Any) -> dict[str, Any]:
 
 ToolArguments = Annotated[dict[str, Any], PlainValidator(_arguments)]
 """Arguments of a call, given as a string that holds a JSON object."""
-_Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
 
 class FunctionCall(JsonModel):
@@ -80,29 +85,33 @@ class ToolCall(JsonModel):
 
 
 def parts_of(content: Any) -> Any:
-    """Convert a text to a list of one part, and return any other value unchanged."""
-    return [{'type': 'text', 'text': content}] if isinstance(content, str) else content
+    """Convert a text to a list of one part, and return a list unchanged."""
+    if isinstance(content, str):
+        return [{'type': 'text', 'text': content}]
+    if not isinstance(content, list):
+        raise ValueError('must be a string or a list')
+    return cast('list[Any]', content)
 
 
-class ChatMessage(JsonModel):
-    """Message of a chat."""
+_Content = Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(parts_of)]
+
+
+class InputMessage(JsonModel):
+    """Message of the system or the user."""
 
     is_unknown_null_absent: ClassVar[bool] = True
-    role: Literal['system', 'developer', 'user', 'assistant', 'tool']
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = Field(default_factory=list[ToolCall])
-    tool_call_id: str = ''
-    name: str = ''
-    """Name of the called tool; accepted without effect, because the id determines the call."""
-    reasoning_content: str = ''
-    content: Annotated[_Parts | None, BeforeValidator(parts_of), Field(validate_default=True)] = None
+    role: Literal['system', 'developer', 'user']
+    content: _Content
 
-    @field_validator('tool_calls', 'reasoning_content', 'tool_call_id', 'name')
-    @classmethod
-    def _check_role(cls, value: Any, info: ValidationInfo) -> Any:
-        owner = 'tool' if info.field_name in {'tool_call_id', 'name'} else 'assistant'
-        if info.data.get('role', owner) != owner:
-            raise ValueError(f'is accepted only in messages with the role {owner}')
-        return value
+
+class AssistantMessage(JsonModel):
+    """Message of the model: text, calls of tools, or both."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    role: Literal['assistant']
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = Field(default_factory=list[ToolCall])
+    reasoning_content: str = ''
+    content: _Content | None = Field(default=None, validate_default=True)
 
     @field_validator('content')
     @classmethod
@@ -112,20 +121,18 @@ class ChatMessage(JsonModel):
         return parts
 
 
-def text_message(role: Any, texts: Iterable[str]) -> ChatMessage:
-    """Return a message with the joined texts."""
-    return ChatMessage(role=role, content=[TextPart(type='text', text=''.join(texts))])
+class ToolMessage(JsonModel):
+    """Result of a call."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    role: Literal['tool']
+    tool_call_id: str = ''
+    name: str = ''
+    """Name of the called tool; accepted without effect, because the id determines the call."""
+    content: _Content
 
 
-def result_message(call_id: str, texts: Iterable[str]) -> ChatMessage:
-    """Return a message with the result of a call."""
-    return text_message('tool', texts).model_copy(update={'tool_call_id': call_id})
-
-
-def tool_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """Return a call with valid arguments."""
-    # The validator of the arguments expects JSON text.
-    return ToolCall(id=call_id, function=FunctionCall.model_construct(name=name, arguments=arguments))
+ChatMessage = Annotated[InputMessage | AssistantMessage | ToolMessage, Tagged('role')]
 
 
 class FunctionTool(JsonModel):
@@ -141,23 +148,26 @@ class FunctionName(JsonModel):
     name: str
 
 
-class ToolChoice(JsonModel):
-    """Whether the model may or must call a tool, or the function that it must call."""
+class ToolMode(JsonModel):
+    """Whether the model may or must call a tool."""
 
-    is_null_absent: ClassVar[bool] = False
-    type: Literal['none', 'auto', 'required', 'function']
-    function: FunctionName | None = None
+    is_unknown_null_absent: ClassVar[bool] = True
+    type: Literal['none', 'auto', 'required']
 
-    @model_validator(mode='after')
-    def _check_function(self) -> Self:
-        if (self.type == 'function') != (self.function is not None):
-            raise InvalidField('tool_choice.function', 'is required with "type": "function", and accepted only with it')
-        return self
+
+class NamedTool(JsonModel):
+    """Function that the model must call."""
+
+    type: Literal['function']
+    function: FunctionName
 
 
 def choice_of(value: Any) -> Any:
     """Convert a text to an object with this type, and return any other value unchanged."""
     return {'type': value} if isinstance(value, str) else value
+
+
+ToolChoice = Annotated[ToolMode | NamedTool, Tagged('type'), BeforeValidator(choice_of)]
 
 
 def check_system_roles(roles: Sequence[str], path: str) -> None:
@@ -189,10 +199,8 @@ class ChatBody(SamplingBody):
     top_logprobs: TopLogprobCount | None = None
     chat_template_kwargs: ChatTemplateOptions = ChatTemplateOptions()
 
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list[FunctionTool]
-    )
-    tool_choice: Annotated[ToolChoice, BeforeValidator(choice_of)] = ToolChoice(type='auto')
+    tools: ToolList[FunctionTool] = Field(default_factory=list[FunctionTool])
+    tool_choice: ToolChoice = ToolMode(type='auto')
     parallel_tool_calls: bool = True
 
     functions: _Legacy = None
@@ -233,13 +241,13 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
     use = tool_use(
         [tool.function for tool in given.tools],
         choice.type,
-        chosen_name=choice.function.name if choice.function else '',
+        chosen_name=choice.function.name if isinstance(choice, NamedTool) else '',
         is_parallel=given.parallel_tool_calls,
         has_format=given.has_format,
     )
     return conversation_request(
         given,
-        given.messages,
+        map(_message, given.messages),
         use,
         max_tokens=max_tokens,
         top_logprobs=top_logprobs,
@@ -249,7 +257,7 @@ def chat_request(body: Mapping[str, Any]) -> GenerationRequest:
 
 def conversation_request(
     body: SamplingBody,
-    messages: Sequence[ChatMessage],
+    messages: Iterable[message_pb2.Message],
     use: ToolUse | None,
     *,
     max_tokens: int | None,
@@ -274,28 +282,34 @@ def conversation_request(
     return generation_request(body, (sampling_pb2.Prompt(chat=chat),), params, top_logprobs=top_logprobs, tools=use)
 
 
-def _trajectory(messages: Sequence[ChatMessage], use: ToolUse | None) -> message_pb2.Trajectory:
-    system = list(takewhile(lambda message: message.role in {'system', 'developer'}, messages))
-    turns = [_message(message) for message in messages[len(system) :]]
+def _trajectory(messages: Iterable[message_pb2.Message], use: ToolUse | None) -> message_pb2.Trajectory:
+    turns = list(messages)
+    system = list(takewhile(lambda message: message.role == message_pb2.ROLE_SYSTEM, turns))
     if system:
-        turns.insert(0, _joined(system))
+        # Chat templates accept only one system message.
+        texts = (''.join(part.text for part in message.parts) for message in system)
+        turns[: len(system)] = [text_message('system', ['\n\n'.join(texts)])]
     return message_pb2.Trajectory(messages=turns, tools=prompt_tools(use) if use else ())
 
 
-def _joined(messages: Iterable[ChatMessage]) -> message_pb2.Message:
-    """Return one system message, because chat templates accept only one."""
-    text = '\n\n'.join(''.join(part.text for part in message.content or ()) for message in messages)
-    return message_pb2.Message(role=message_pb2.ROLE_SYSTEM, parts=[message_pb2.ContentPart(text=text)])
+def text_message(role: str, texts: Iterable[str], *, call_id: str = '') -> message_pb2.Message:
+    """Return a message with the joined texts; `call_id` is the call whose result it is."""
+    parts = [message_pb2.ContentPart(text=''.join(texts))]
+    return message_pb2.Message(role=_ROLES[role], parts=parts, tool_call_id=call_id)
 
 
-def _message(message: ChatMessage) -> message_pb2.Message:
-    native = message_pb2.Message(
-        role=_ROLES[message.role],
-        parts=[message_pb2.ContentPart(text=part.text) for part in message.content or ()],
-        tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
-    )
-    for call in message.tool_calls:
-        arguments = struct_of(call.function.arguments)
-        native.tool_calls.add(tool_call_id=call.id, name=call.function.name, arguments=arguments)
-    return native
+def add_call(message: message_pb2.Message, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Add a call to an assistant's message."""
+    message.tool_calls.add(tool_call_id=call_id, name=name, arguments=struct_of(arguments))
+
+
+def _message(given: InputMessage | AssistantMessage | ToolMessage) -> message_pb2.Message:
+    parts = [message_pb2.ContentPart(text=part.text) for part in given.content or ()]
+    message = message_pb2.Message(role=_ROLES[given.role], parts=parts)
+    if isinstance(given, ToolMessage):
+        message.tool_call_id = given.tool_call_id
+    elif isinstance(given, AssistantMessage):
+        message.reasoning_content = given.reasoning_content
+        for call in given.tool_calls:
+            add_call(message, call.id, call.function.name, call.function.arguments)
+    return message

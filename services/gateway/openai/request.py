@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from twinkle.api.sampler.v1 import sampling_pb2
 from twinkle_services.gateway.http.validation import TokenIds, read_model, read_value
-from twinkle_services.gateway.openai.bodies import MAX_TOKENS, CompletionBody, SamplingBody
+from twinkle_services.gateway.openai.bodies import MAX_TOKENS, CompletionBody, SamplingBody, SchemaFormat
 from twinkle_services.gateway.openai.tools import ToolUse
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of
@@ -131,9 +131,9 @@ def sampling_params(
     if top_logprobs:
         params.top_logprob_count = top_logprobs
     form = body.response_format
-    if form is not None and form.json_schema is not None:
+    if isinstance(form, SchemaFormat):
         params.structured_output.json_schema.CopyFrom(struct_of(form.json_schema.content))
-    elif form is not None and form.type == 'json_object':
+    elif body.has_format:
         params.structured_output.is_json_object = True
     return params
 

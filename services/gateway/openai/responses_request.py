@@ -2,35 +2,43 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter
 
+from twinkle.api.data.v1 import message_pb2
 from twinkle_services.gateway.http.call import json_bytes
-from twinkle_services.gateway.http.validation import JsonModel, TextLabels, fixed, not_served, read_model
+from twinkle_services.gateway.http.validation import (
+    JsonModel,
+    Tagged,
+    fixed,
+    not_served,
+    read_model,
+    read_value,
+)
 from twinkle_services.gateway.openai.bodies import (
     MAX_TOKENS,
+    GenerationBody,
     JsonSchema,
     NotServed,
-    ResponseFormat,
+    PlainFormat,
     SamplingBody,
+    SchemaFormat,
     Unpadded,
     Unstored,
     Verbosity,
 )
 from twinkle_services.gateway.openai.chat_request import (
-    ChatMessage,
     ToolArguments,
+    add_call,
     check_system_roles,
     choice_of,
     conversation_request,
     parts_of,
-    result_message,
     text_message,
-    tool_call,
 )
 from twinkle_services.gateway.openai.request import GenerationRequest
-from twinkle_services.gateway.openai.tools import MAX_TOOLS, FunctionDefinition, ToolFields, tool_use
+from twinkle_services.gateway.openai.tools import FunctionDefinition, ToolFields, ToolList, tool_use
 from twinkle_services.kit.errors import InvalidField
 
 _STATELESS = 'is not supported, because responses are not stored; send all items of the conversation as input'
@@ -66,7 +74,7 @@ class Item(JsonModel):
 class MessageItem(Item):
     """Message of a conversation."""
 
-    type: Literal['message'] = 'message'
+    type: Literal['message']
     role: Literal['system', 'developer', 'user', 'assistant']
     content: _ItemParts
 
@@ -88,11 +96,16 @@ class ResultItem(Item):
     output: _ItemParts
 
 
-_ITEMS: Mapping[str, type[MessageItem | CallItem | ResultItem]] = {
-    'message': MessageItem,
-    'function_call': CallItem,
-    'function_call_output': ResultItem,
-}
+def _typed(value: Any) -> Any:
+    """Return an item with the type of messages, if it is an object without a type."""
+    if not isinstance(value, dict) or cast('dict[str, Any]', value).get('type') is not None:
+        return cast('Any', value)
+    return {**cast('dict[str, Any]', value), 'type': 'message'}
+
+
+_Item = MessageItem | CallItem | ResultItem
+_TAGGED = Tagged('type', note='; other items are not supported')
+_ITEM = TypeAdapter[_Item](Annotated[_Item, _TAGGED, BeforeValidator(_typed)])
 
 
 class ItemToolType(JsonModel):
@@ -112,29 +125,28 @@ class ItemToolChoice(JsonModel):
     name: str = ''
 
 
-class ItemFormat(JsonModel):
-    """Required format of the text."""
+class PlainItemFormat(PlainFormat):
+    """Format of a text that satisfies no schema."""
 
     is_unknown_null_absent: ClassVar[bool] = True
-    type: Literal['text', 'json_object', 'json_schema']
-    name: str = 'response'
+    name: str = ''
     description: str = ''
-    content: dict[str, Any] | None = Field(default=None, alias='schema')
     strict: bool = True
 
-    @model_validator(mode='after')
-    def _check_schema(self) -> Self:
-        if (self.type == 'json_schema') != (self.content is not None):
-            raise InvalidField(
-                'text.format.schema', 'is required with "type": "json_schema", and accepted only with it'
-            )
-        return self
+
+class SchemaItemFormat(JsonSchema):
+    """Format of a text that satisfies a schema."""
+
+    is_unknown_null_absent: ClassVar[bool] = True
+    type: Literal['json_schema']
+    name: str = 'response'
+    description: str = ''
 
 
 class ItemText(JsonModel):
     """Settings of the text."""
 
-    format: ItemFormat = ItemFormat(type='text')
+    format: Annotated[PlainItemFormat | SchemaItemFormat, Tagged('type')] = PlainItemFormat(type='text')
     verbosity: Verbosity = 'medium'
 
 
@@ -152,34 +164,20 @@ class ItemReasoning(JsonModel):
     effort: NotServed = None
 
 
-class ItemBody(JsonModel):
+class ItemBody(GenerationBody):
     """Body of `/v1/responses`."""
 
-    model: Annotated[str, Field(min_length=1)]
     input: Any
     """A string or a list of items; checked when it is converted."""
     instructions: str = ''
-    tools: Annotated[list[ItemFunction], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list[ItemFunction]
-    )
+    tools: ToolList[ItemFunction] = Field(default_factory=list[ItemFunction])
     tool_choice: Annotated[ItemToolChoice, BeforeValidator(choice_of)] = ItemToolChoice(type='auto')
     parallel_tool_calls: bool = True
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: ItemText = ItemText()
-    stream: bool = False
     stream_options: ItemStreamOptions = ItemStreamOptions()
 
-    # Labels and hints. They do not affect the response.
-    user: str = ''
-    safety_identifier: str = ''
-    prompt_cache_key: str = ''
-    metadata: TextLabels = Field(default_factory=dict[str, str])
-
-    store: Unstored = False
     background: Unstored = False
-    service_tier: Literal['auto', 'default'] = 'auto'
     truncation: Annotated[str, fixed('disabled', 'must be "disabled"; conversations are not cut')] = 'disabled'
     top_logprobs: Annotated[int, fixed(0, 'must be 0; use chat completions for log-probabilities')] = 0
     include: list[Literal['reasoning.encrypted_content']] = Field(default_factory=list[Any])
@@ -198,12 +196,13 @@ def item_request(body: Mapping[str, Any]) -> GenerationRequest:
         InvalidField: a field is wrong; the error has its path.
     """
     given = read_model(ItemBody, body)
+    form = given.text.format
     sampling = SamplingBody(
         model=given.model,
         temperature=given.temperature,
         top_p=given.top_p,
         stream=given.stream,
-        response_format=_format(given.text.format),
+        response_format=SchemaFormat(type=form.type, json_schema=form) if isinstance(form, SchemaItemFormat) else form,
     )
     use = tool_use(
         given.tools,
@@ -241,48 +240,29 @@ def _repeated(given: ItemBody, body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _format(form: ItemFormat) -> ResponseFormat:
-    if form.content is None:
-        return ResponseFormat(type=form.type)
-    schema = read_model(JsonSchema, {'name': form.name, 'schema': form.content}, path='text.format')
-    return ResponseFormat(type='json_schema', json_schema=schema)
-
-
-def _messages(value: Any) -> list[ChatMessage]:
+def _messages(value: Any) -> list[message_pb2.Message]:
     if isinstance(value, str):
         return [text_message('user', [value])]
     if not isinstance(value, list) or not value:
         raise InvalidField('input', 'must be a string, or a list of at least one item')
-    messages: list[ChatMessage] = []
+    messages: list[message_pb2.Message] = []
     roles: list[str] = []
     # Each item is converted before the next one is read, so that only one model of an item is in memory.
     for index, value_of_item in enumerate(cast('list[Any]', value)):
-        item = _item(value_of_item, f'input[{index}]')
+        item = read_value(_ITEM, value_of_item, f'input[{index}]')
         roles.append(item.role if isinstance(item, MessageItem) else item.type)
         if isinstance(item, MessageItem):
             messages.append(text_message(item.role, _texts(item.content)))
         elif isinstance(item, ResultItem):
-            messages.append(result_message(item.call_id, _texts(item.output)))
+            messages.append(text_message('tool', _texts(item.output), call_id=item.call_id))
         else:
-            _add_call(messages, item)
+            # A call is part of the assistant's message before it.
+            if not messages or messages[-1].role != message_pb2.ROLE_ASSISTANT:
+                messages.append(message_pb2.Message(role=message_pb2.ROLE_ASSISTANT))
+            add_call(messages[-1], item.call_id, item.name, item.arguments)
     check_system_roles(roles, 'input')
     return messages
 
 
-def _item(value: Any, path: str) -> MessageItem | CallItem | ResultItem:
-    fields = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
-    kind = _ITEMS.get(str(fields.get('type') or 'message'))
-    if kind is None:
-        raise InvalidField(f'{path}.type', f'must be {", ".join(_ITEMS)}; other items are not supported')
-    return read_model(kind, value, path=path)
-
-
 def _texts(parts: Sequence[ItemPart]) -> Iterator[str]:
     return (part.text for part in parts)
-
-
-def _add_call(messages: list[ChatMessage], item: CallItem) -> None:
-    """Add a call to the assistant's message before it, or to a new one."""
-    if not messages or messages[-1].role != 'assistant':
-        messages.append(ChatMessage.model_construct(role='assistant', content=None, tool_calls=[]))
-    messages[-1].tool_calls.append(tool_call(item.call_id, item.name, item.arguments))

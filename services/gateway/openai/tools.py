@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, Field
 
@@ -22,6 +22,7 @@ MAX_FORCED_CALLS = 16
 _DATA_KEYWORDS = {'const', 'default', 'enum', 'examples'}
 """Keywords whose values are data, and not schemas."""
 _NAME = re.compile(r'[A-Za-z0-9_-]{1,64}')
+_Tool = TypeVar('_Tool')
 
 
 def _arguments_schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def _tool_name(name: str) -> str:
 ParametersSchema = Annotated[dict[str, Any], AfterValidator(_arguments_schema)]
 """JSON schema of the arguments of a function."""
 ToolName = Annotated[str, AfterValidator(_tool_name)]
+ToolList = Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class FunctionDefinition(JsonModel):
