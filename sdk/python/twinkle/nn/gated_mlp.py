@@ -5,7 +5,7 @@ rest, and the position of that tail depends on the number of threads and rows.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,18 +49,13 @@ class GatedMLP(KernelLayer):
 class _Gate(Function):
     """`act(g) * u`, with `act(g)` computed in float32 and the result in the dtype of `g`."""
 
-    operation: str
+    operation: ClassVar[str]
     """Name of the gate, the value of `KernelLayer.operation`."""
 
-    @staticmethod
-    def activation(g: Tensor) -> Tensor:
-        """Return `act(g)`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def activation_and_slope(g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `act(g)` and its derivative; the caller may overwrite both."""
-        raise NotImplementedError
+    activation: ClassVar[Callable[[Tensor], Tensor]]
+    """Function that returns `act(g)`."""
+    activation_and_slope: ClassVar[Callable[[Tensor], tuple[Tensor, Tensor]]]
+    """Function that returns `act(g)` and its derivative; the caller may overwrite both."""
 
     @classmethod
     def forward(cls, ctx: Any, g: Tensor, u: Tensor) -> Tensor:
