@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import select
 import signal
 import socket
 import threading
 import tracemalloc
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -220,24 +219,6 @@ def test_connections_far_over_the_limit_are_closed() -> None:
     endpoint.close()
 
 
-@pytest.mark.parametrize('begin', ['', 'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 1000\r\n\r\n'])
-def test_request_that_arrives_slowly_closes_its_connection(begin: str) -> None:
-    """A connection is closed at its deadline, although its client sends a byte of the request from time to time."""
-    endpoint = ChatEndpoint(timeout=timedelta(seconds=0.5))
-    (connection,) = connections(endpoint, 1)
-    with connection, suppress(ConnectionError):
-        connection.sendall(begin.encode())
-        for _ in range(200):
-            if select.select([connection], [], [], 0.05)[0]:
-                break
-            connection.sendall(b'a')
-        else:
-            pytest.fail('the connection is still open')
-        assert connection.recv(1) == b''
-    assert 'not an open chat' in post(endpoint.base_url, b'{}')['error']['message']
-    endpoint.close()
-
-
 def test_response_that_is_not_read_closes_its_connection() -> None:
     """The thread of a connection ends at its deadline, although the client does not read the response."""
     endpoint = ChatEndpoint(timeout=timedelta(seconds=0.5))
@@ -252,22 +233,6 @@ def test_response_that_is_not_read_closes_its_connection() -> None:
     join(thread)
     connection.close()
     endpoint.close()
-
-
-def test_a_program_asks_for_one_turn_at_a_time() -> None:
-    """A second request while the model answers the first one is refused."""
-    addresses: list[str] = []
-
-    def ask(base_url: str) -> None:
-        addresses.append(base_url)
-        post(base_url, {'messages': CHAT['messages']})
-
-    with RunningPrograms(Programs(Custom, body=ask)) as envs:
-        env = envs()
-        env.reset(CHAT, seed=None)
-        assert 'one turn at a time' in post(addresses[0], {'messages': CHAT['messages']})['error']['message']
-        with pytest.raises(InvalidTurnRequest):
-            env.step({'role': 'assistant', 'content': 'a'}, is_last=False)
 
 
 def test_error_of_a_program_is_raised() -> None:
@@ -297,7 +262,6 @@ def test_unusable_programs_are_refused(fields: dict[str, Any] | None) -> None:
         [{'role': 'user', 'content': 'other'}, {'role': 'assistant', 'content': 'a'}, {'role': 'user', 'content': 'x'}],
         [*CHAT['messages'], {'role': 'assistant', 'content': 'a'}],
         [*CHAT['messages'], {'role': 'user', 'content': 'a'}, {'role': 'user', 'content': 'x'}],
-        CHAT['messages'],
     ],
 )
 def test_only_a_growing_chat_is_continued(messages: Any) -> None:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedReader, RawIOBase
 from typing import Any, cast
 
-from twinkle.rollout.errors import InvalidTurnRequest
+from twinkle.rollout.errors import InvalidTurnRequest, TurnInProgress
 from twinkle.rollout.program_chat import ProgramChat, Turn, turn_request
 
 _ROUTE = '/v1/chat/completions'
@@ -38,7 +38,7 @@ class ChatEndpoint:
     Each connection takes a thread. The limit of connections is `spare_connections`, and two for each chat of the
     largest number of chats that were open at the same time. A request over a further connection receives the status
     503 with a time to retry. A connection is closed if no request begins within `timeout`, or if a request that has
-    begun, or its response, is not transferred within `timeout`.
+    begun, or its response, is not transferred within `timeout`. Such a request receives the status 408.
 
     Concurrency: safe from any thread.
     """
@@ -123,12 +123,18 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
+class _RequestTooSlow(Exception):
+    """A request did not begin, or did not end, before its deadline."""
+
+
 class _TimedReader(RawIOBase):
     """Reads from a socket until a deadline. The timeout of a socket is the limit of a single read only."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
         self._seconds = seconds
+        self.has_read = False
+        """Whether bytes have arrived; users of the reader may reset it."""
         self.restart()
 
     def restart(self) -> None:
@@ -143,13 +149,17 @@ class _TimedReader(RawIOBase):
         """Wait for bytes, and return their number; 0 at the end of the connection."""
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError('the request is incomplete')
+            raise _RequestTooSlow
         self._connection.settimeout(remaining)
         try:
-            return self._connection.recv_into(buffer)
+            count = self._connection.recv_into(buffer)
+        except TimeoutError as error:
+            raise _RequestTooSlow from error
         finally:
             # `sendall` applies the timeout to the complete body of the response.
             self._connection.settimeout(self._seconds)
+        self.has_read |= count > 0
+        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -162,11 +172,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.close()
         self._reader = _TimedReader(self.connection, self.server.transfer_seconds)
         self.rfile = BufferedReader(self._reader)
+        # A response requires these fields, also if the first line of the request is incomplete.
+        self.requestline, self.request_version = '', self.protocol_version
 
     def handle_one_request(self) -> None:
-        """Wait for a request and answer it; the library closes the connection after a TimeoutError."""
+        """Wait for a request and answer it; the library closes the connection if a response is not read in time."""
+        assert isinstance(self.server, _Server)  # noqa: S101 - the server of this handler
         self._reader.restart()
-        super().handle_one_request()
+        self._reader.has_read = False
+        try:
+            super().handle_one_request()
+        except _RequestTooSlow:
+            self.close_connection = True
+            if self._reader.has_read:
+                problem = f'the request is incomplete after {self.server.transfer_seconds:g} s; send it again'
+                self._send(408, {'error': {'message': problem, 'type': 'invalid_request_error'}})
+        except ConnectionError:
+            # The client has disconnected, for example at its own time limit.
+            self.close_connection = True
 
     def parse_request(self) -> bool:
         """Read the headers of a request that has begun."""
@@ -200,6 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             fields = _fields(body)
             turn = chat.ask(turn_request(fields))
+        except TurnInProgress as error:
+            self._send(409, {'error': {'message': str(error), 'type': 'invalid_request_error'}})
+            return
         except InvalidTurnRequest as error:
             # The program may handle the response itself, so the environment must learn about the error too.
             chat.finish(error)
@@ -242,6 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header('Content-Length', str(len(body)))
         if status == 503:
             self.send_header('Retry-After', '1')
+        if status in {408, 503}:
             self.send_header('Connection', 'close')
         self.end_headers()
         self.wfile.write(body)

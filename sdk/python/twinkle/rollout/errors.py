@@ -52,6 +52,11 @@ class InvalidTurnRequest(RolloutError, ValueError):
     """A program's request for a turn is malformed or unsupported."""
 
 
+@error_class('another turn of this chat is being sampled; ask for one turn at a time, or repeat the same request')
+class TurnInProgress(RolloutError, RuntimeError):
+    """A program asks for a turn while a different request of its chat waits for one."""
+
+
 @error_class('the program of the environment failed: {problem}')
 class ProgramFailed(RolloutError, RuntimeError):
     """The program of an environment failed, or does something that rollouts do not support."""

@@ -6,13 +6,14 @@
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
 from twinkle.blocking import next_item
 from twinkle.data_format import Message, Tool, ToolCall
-from twinkle.rollout.errors import InvalidTurnRequest
+from twinkle.rollout.errors import InvalidTurnRequest, TurnInProgress
 
 _ROLES: Mapping[str, Literal['system', 'user', 'assistant', 'tool']] = {
     'system': 'system',
@@ -21,6 +22,9 @@ _ROLES: Mapping[str, Literal['system', 'user', 'assistant', 'tool']] = {
     'assistant': 'assistant',
     'tool': 'tool',
 }
+_MAX_REPEATS = 16
+"""Maximum number of repetitions of a request after its turn. A program that repeats it to get another turn would not
+end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,34 +58,44 @@ class Outcome:
 class ProgramChat:
     """Passes a program's requests to its environment, and the model's turns back.
 
-    Concurrency: the program and the environment run in different threads. The program waits for one turn at a time.
+    A client may repeat a request, for example after its own time limit. A request that equals the previous one
+    gets the same turn: it waits for the turn while it is being sampled, and otherwise gets it immediately.
+
+    Concurrency: the program and the environment run in different threads. The program asks for one turn at a time.
     """
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         """Address at which the program asks for turns, for clients of OpenAI's API."""
         self._events: queue.SimpleQueue[TurnRequest | Outcome | BaseException] = queue.SimpleQueue()
-        self._turns: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_waiting = self._is_closed = False
+        self._request: TurnRequest | None = None
+        """The newest request."""
+        self._turn: Future[Turn | None] = Future()
+        """Turn of the newest request."""
+        self._repeat_count = 0
+        """Number of repetitions of the newest request after its turn."""
+        self._is_closed = False
 
     def ask(self, request: TurnRequest) -> Turn | None:
         """Wait for the next turn and return it; None if the model has no turn left.
 
         Raises:
-            InvalidTurnRequest: the program is already waiting for a turn.
+            TurnInProgress: a different request is waiting for a turn.
+            InvalidTurnRequest: the request was repeated too often after its turn.
         """
         with self._lock:
             if self._is_closed:
                 return None
-            if self._is_waiting:
-                raise InvalidTurnRequest('a turn of this chat is already being sampled; ask for one turn at a time')
-            self._is_waiting = True
-        self._events.put(request)
-        turn = self._turns.get()
-        with self._lock:
-            self._is_waiting = False
-        return turn
+            if self._request is None or (request != self._request and self._turn.done()):
+                self._request, self._turn, self._repeat_count = request, Future(), 0
+                self._events.put(request)
+            elif request != self._request:
+                raise TurnInProgress
+            elif self._turn.done() and self._turn.result() is not None:
+                self._count_repeat()
+            turn = self._turn
+        return turn.result()
 
     def finish(self, result: Outcome | BaseException) -> None:
         """Report the program's outcome, or the error that ended it."""
@@ -107,15 +121,27 @@ class ProgramChat:
         return event
 
     def reply(self, turn: Turn | None) -> None:
-        """Answer the program's request; None refuses it."""
-        self._turns.put(turn)
+        """Answer the program's request; None refuses it. After `close`, the method has no effect."""
+        with self._lock:
+            self._set_turn(turn)
 
     def close(self) -> None:
         """Refuse the current request, if any, and all later requests."""
         with self._lock:
             self._is_closed = True
-            if self._is_waiting:
-                self._turns.put(None)
+            self._set_turn(None)
+
+    def _set_turn(self, turn: Turn | None) -> None:
+        if not self._turn.done():
+            self._turn.set_result(turn)
+
+    def _count_repeat(self) -> None:
+        self._repeat_count += 1
+        if self._repeat_count > _MAX_REPEATS:
+            raise InvalidTurnRequest(
+                f'the request was repeated {self._repeat_count} times after its turn, and gets the same turn each '
+                f'time; add messages to it'
+            )
 
 
 def turn_request(given: Mapping[str, Any]) -> TurnRequest:
