@@ -228,6 +228,16 @@ async def test_files_outside_of_a_repository_are_refused(service: RunningData, h
     assert (refused.code, refused.field) == ('INVALID_ARGUMENT', 'source.hub')
 
 
+async def test_byte_order_mark_before_configs_is_skipped(service: RunningData, hub: FakeHub) -> None:
+    """A README with a byte order mark defines the files of a stream."""
+    readme = '---\nconfigs: [{config_name: main, data_files: other.jsonl}]\n---\n'
+    hub.files[NAME] |= {'README.md': readme.encode('utf-8-sig'), 'other.jsonl': lines_of('other')}
+    dataset = await create(service, hub_source(), MAP)
+    request = dataset_service_pb2.PeekRowsRequest(dataset_id=dataset.dataset_id, row_count=9)
+    (row,) = (await service.datasets.PeekRows(request, metadata=service.metadata)).rows
+    assert 'other' in str(row)
+
+
 def engine_of_hubs() -> LibraryEngine:
     """Return an engine that reads only streamed datasets of hubs."""
     limits = DecodedLimits(rows=10, dataset_bytes=1 << 30, tenant_bytes=1 << 30, total_bytes=1 << 30)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from twinkle.dataset import Dataset, DatasetError, DatasetMeta, find_files
+from twinkle.dataset import Dataset, DatasetError, DatasetMeta, IterableDataset, find_files
 from twinkle.dataset.readme import checked_configs, dataset_name, patterns_of
 
 OUTSIDE = (
@@ -124,12 +124,24 @@ def test_folders_name_only_their_files(tmp_path: Path, open_rows: Callable[[Data
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n',
         b'\xef\xbb\xbf---\r\n# Subsets\r\nlanguage: en\r\nconfigs: [{config_name: main, data_files: a.jsonl}]\r\n',
+        b'---\r\n\r\n# Rows\r\n\r\ntags:\r\n- a\r\nsize:\r\n  rows: 1\r\nconfigs:\r\n- data_files: a.jsonl\r\n',
+        b'\xef\xbb\xbf\xef\xbb\xbf---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n---\n',
         b'--- \ntags: [\nconfigs: [{config_name: main, data_files: test.jsonl}]\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\nlanguage: \xff\n---\n',
         b'---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n1: x\n---\n',
         b'---\n- configs: [{config_name: main, data_files: test.jsonl}]\n---\n',
     ],
-    ids=['yaml', 'no end', 'no end after fields', 'no beginning', 'no text', 'no name', 'list'],
+    ids=[
+        'yaml',
+        'no end',
+        'no end after fields',
+        'no end after lines',
+        'two marks',
+        'no beginning',
+        'no text',
+        'no name',
+        'list',
+    ],
 )
 def test_damaged_configs_select_no_other_files(
     tmp_path: Path, readme: bytes, open_rows: Callable[[DatasetMeta], object]
@@ -151,8 +163,10 @@ def test_damaged_configs_select_no_other_files(
         b'---\nlicense:\n---\nconfigs: [\n',
         b'---\n# Rows\n---\nconfigs: [\n',
         b'---\n\n# Rows\n\nAn example:\n\n```yaml\nconfigs:\n- data_files: test.jsonl\n```\n',
+        b'---\nNote: one subset of\n\n```yaml\nconfigs:\n- data_files: test.jsonl\n```\n',
+        b'---\nNote: these are\nconfigs with rows.\n',
     ],
-    ids=['none', 'after text', 'other', 'empty field', 'empty', 'horizontal rule'],
+    ids=['none', 'after text', 'other', 'empty field', 'empty', 'horizontal rule', 'rule and note', 'rule and word'],
 )
 def test_texts_without_configs_define_nothing(tmp_path: Path, readme: bytes) -> None:
     """The text of a README is not read as configs, whether it has other metadata or none."""
@@ -161,6 +175,26 @@ def test_texts_without_configs_define_nothing(tmp_path: Path, readme: bytes) -> 
     (tmp_path / 'README.md').write_bytes(readme)
     meta = DatasetMeta(str(tmp_path))
     assert find_files(meta) == [tmp_path / 'train.jsonl']
+    assert list(Dataset(meta)) == list(IterableDataset(meta)) == [{'x': 'train'}]
+
+
+def test_byte_order_mark_before_configs_is_skipped(tmp_path: Path) -> None:
+    """A README with a byte order mark defines the same files for services, for the library and for streams."""
+    for split in ('train', 'test'):
+        (tmp_path / f'{split}.jsonl').write_text(f'{{"x": "{split}"}}\n')
+    (tmp_path / 'README.md').write_text(
+        '---\nconfigs: [{config_name: main, data_files: test.jsonl}]\n---\n', encoding='utf-8-sig'
+    )
+    meta = DatasetMeta(str(tmp_path))
+    assert find_files(meta) == [tmp_path / 'test.jsonl']
+    assert list(Dataset(meta)) == list(IterableDataset(meta)) == [{'x': 'test'}]
+
+
+def test_long_metadata_without_an_end_is_searched_in_linear_time(tmp_path: Path) -> None:
+    """A README of a million lines that could be metadata, but has no configs, is text."""
+    (tmp_path / 'train.jsonl').write_text('{"x": 1}\n')
+    (tmp_path / 'README.md').write_text('---\n' + '\n \na: b\n- c\n# d\n' * 200_000 + 'text')
+    assert find_files(DatasetMeta(str(tmp_path))) == [tmp_path / 'train.jsonl']
 
 
 def test_both_descriptions_define_subsets(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ Config = dict[str, Any]
 
 _CARD, _STANDALONE = 'README.md', '.huggingface.yaml'
 """Files from which `datasets` reads definitions of subsets."""
-_FRONT_MATTER = re.compile(rb'(\xef\xbb\xbf)?\s*---')
+_FRONT_MATTER = re.compile(rb'(\xef\xbb\xbf|\s)*---')
 """Beginning of a README with metadata."""
-_UNCLOSED = re.compile(r'\s*---.*\n([ \t\r]*(#.*)?\n)*\w[\w-]*[ \t]*:')
-"""Beginning of metadata in a text. Without a field after ---, the line is a horizontal rule."""
-_CONFIGS = re.compile(r'^configs\s*:', re.MULTILINE)
-"""Definitions of subsets in a text that begins with metadata."""
+_UNREAD = re.compile(r'(\ufeff|\s)*---.*\n(\r?\n|([ \t#-]|\w[\w-]*[ \t]*:).*\n)*configs\s*:')
+"""Metadata with configs in the text of a README, where it has no effect. Between --- and the configs, there are only
+lines of YAML; other text follows a horizontal rule."""
 _VERSION = re.compile(r'(\w[\w.+-]*)?')
 """Versions that are safe in the paths of the library's cache."""
 _SHOWN_CHARACTERS = 200
@@ -130,8 +129,10 @@ def _fields_of(name: str, file: Path) -> Config:
         raise _malformed(described, problem) from error
     if not isinstance(found, dict | None):
         raise _malformed(described, 'it must contain fields')
-    if not found and _UNCLOSED.match(text) and _CONFIGS.search(text):
-        raise _malformed(described, 'its configs must be between two lines ---, the first of them at the beginning')
+    if not found and _UNREAD.match(text):
+        mark = '. Save the file without a byte order mark, which this huggingface_hub does not skip'
+        problem = 'its configs must be between two lines ---, the first of them at the beginning'
+        raise _malformed(described, problem + (mark if text.startswith('\ufeff') else ''))
     fields = cast('Config', found or {})
     checked_configs(described, fields.get('configs'))
     return fields
