@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from e2e.cookbook.environment import Environment
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _seconds(text: str) -> float:
     """Convert a time limit, and check that it can pass."""
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f'must be above 0 and finite, got {text}')
-    return seconds
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f'must be a finite number above 0, got {text!r}')
 
 
 def _with_dependencies(requested: Sequence[str], runs: Path) -> list[str]:

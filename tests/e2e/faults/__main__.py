@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from e2e.faults.gateway import run_seeds
@@ -30,9 +31,11 @@ _PARALLEL_ROUNDS = min(2, os.cpu_count() or 1)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog='./run faults', description=__doc__)
-    parser.add_argument('count', nargs='?', type=int, default=100, help='number of seeds (default: 100)')
-    parser.add_argument('--seed', type=int, help='run only the round of this seed')
-    parser.add_argument('--at-once', type=int, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, by default 2')
+    parser.add_argument('count', nargs='?', type=_number, default=100, help='number of seeds (default: 100)')
+    parser.add_argument('--seed', type=partial(_number, least=0), help='run only the round of this seed')
+    parser.add_argument(
+        '--at-once', type=_number, default=_PARALLEL_ROUNDS, help='rounds to run in parallel, by default 2'
+    )
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument('--transfers', action='store_true', help='inject faults into weight transfers')
     kinds.add_argument('--gateway', action='store_true', help='kill the gateway during a Tinker SDK program')
@@ -57,6 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         last = round_of(options.count - 1)
         rounds = [seeds_of(number)[: options.count - number * len(seeds_of(0))] for number in range(last + 1)]
     return asyncio.run(_run(list(rounds), ranks=options.ranks, at_once=options.at_once))
+
+
+def _number(text: str, *, least: int = 1) -> int:
+    """Convert an argument to a number."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f'must be a whole number from {least}, got {text!r}')
+    return int(text)
 
 
 async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> int:
