@@ -87,7 +87,9 @@ def test_request_that_arrives_slowly_is_answered_and_closed(begin: str) -> None:
         error = json.loads(response.read())['error']
         assert (response.status, response.headers['Connection']) == (408, 'close')
         assert 'incomplete after 0.5 s; send it again' in error['message']
-        assert connection.recv(1) == b''
+        # A byte that was sent at the same time resets the connection.
+        with suppress(ConnectionError):
+            assert connection.recv(1) == b''
     # The chat continues.
     with connected(chat, str(len(BODY))) as second:
         second.sendall(BODY)

@@ -279,6 +279,22 @@ def test_only_a_growing_chat_is_continued(messages: Any) -> None:
         env.close()
 
 
+def test_repeated_request_does_not_continue_the_chat() -> None:
+    """A program that sends its request again after the turn gets the turn again, and its chat has one turn."""
+    answers: list[Any] = []
+
+    def ask(base_url: str) -> None:
+        answers.extend(post(base_url, {'messages': CHAT['messages']}) for _ in range(2))
+
+    with RunningPrograms(Programs(Custom, body=ask)) as envs:
+        env = envs()
+        env.reset(CHAT, seed=None)
+        step = env.step({'role': 'assistant', 'content': 'a'}, is_last=False)
+        env.close()
+    assert (step.is_done, step.reward) == (True, 1.0)
+    assert [answer['choices'][0]['message']['content'] for answer in answers] == ['a', 'a']
+
+
 def test_a_silent_program_times_out_and_is_cancelled() -> None:
     """The rollout raises TimeoutError, and closing the environment cancels the program."""
     ended: list[BaseException] = []
