@@ -1,8 +1,10 @@
 """Watches of metrics: the points of runs, as any gateway of the deployment stores them.
 
 One task polls the revisions of all watched runs. Other tasks read the new points, once per run for all its watchers and
-for at most two runs at a time, so a slow read delays no poll. Only the points of the last change are kept. A watcher
-that reads slowly misses some changes, and reads all points since its last update from the store instead.
+for at most two runs at a time, so a slow read delays no poll. Each read has a time limit. A run whose read failed or
+exceeded the limit is read again apart from the others, so that it no longer delays them. Only the points of the last
+change are kept. A watcher that reads slowly misses some changes, and reads all points since its last update from the
+store instead.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Never
 
@@ -21,13 +24,17 @@ from twinkle_services.gateway.errors import RunDataDamaged, RunNotFound
 from twinkle_services.gateway.metrics.rules import MAX_WATCHES, MetricFilter, MetricUpdate, Series, fits, selected_after
 from twinkle_services.gateway.metrics.sql import SqlMetricStore
 from twinkle_services.kit.caller import Caller
-from twinkle_services.kit.errors import DomainError, Draining, QueueFull
+from twinkle_services.kit.errors import DomainError, Draining, QueueFull, ServiceUnreachable
 
 MAX_SHARED = 2000
 """Maximum number of new points of a run that are kept for its watchers, about 200 KB."""
 _INTERVAL_SECONDS = 0.5
 _READS = 2
 """Maximum number of runs whose changes are read at the same time. More would only wait for the readers of the store."""
+_REPEATED_READS = 1
+"""Maximum number of runs whose last read did not succeed that are read at the same time."""
+_READ_LIMIT = timedelta(seconds=30)
+"""Time limit of a read. The largest one takes about a second."""
 _log = structlog.get_logger('metrics')
 
 
@@ -45,6 +52,8 @@ class _WatchedRun:
     """Revision before the kept points; None if there are too many points to keep, or before the first change."""
     failure: Callable[[str], DomainError] | None = None
     """Creates the error that ends the watches of the run."""
+    has_failed_read: bool = False
+    """Whether the last read of changes failed or exceeded the time limit."""
 
 
 @dataclass
@@ -78,17 +87,19 @@ class MetricWatches:
         *,
         turns: TenantTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        read_limit: timedelta = _READ_LIMIT,
     ) -> None:
-        """Create watches of `runs`; `pause` sleeps for some seconds."""
+        """Create watches of `runs`; `pause` sleeps for some seconds, and each read of the store has a time limit."""
         self._store = store
         self._runs = runs
         self._turns = turns
         self._pause = pause
+        self._read_limit = read_limit
         self._watched: dict[EntryKey, _WatchedRun] = {}
         self._counts: Counter[str] = Counter()
         """Number of watches by tenant."""
         self._has_watchers = asyncio.Event()
-        self._reads = asyncio.Semaphore(_READS)
+        self._reads, self._repeated_reads = asyncio.Semaphore(_READS), asyncio.Semaphore(_REPEATED_READS)
         self._unfinished = set[EntryKey]()
         """Runs whose changes a task reads, or waits to read."""
         self._is_closing = False
@@ -104,6 +115,7 @@ class MetricWatches:
             QueueFull: the tenant has too many watches.
             RunNotFound: the caller has no such run, or the run is no longer listed.
             RunDataDamaged: the stored points of a run cannot be read.
+            ServiceUnreachable: the database does not respond, or not within the time limit.
             Draining: the gateway begins to stop.
         """
         for run_id in known:
@@ -151,10 +163,11 @@ class MetricWatches:
         """Start to read the changes of watched runs in `reads`. Runs whose earlier changes are being read are skipped.
 
         Raises:
-            ServiceUnreachable: the database does not respond.
+            ServiceUnreachable: the database does not respond, or not within the time limit.
         """
         watched = {key: run for key, run in self._watched.items() if key not in self._unfinished}
-        revisions = await self._store.revisions_of(watched)
+        async with self._limited():
+            revisions = await self._store.revisions_of(watched)
         for key, run in watched.items():
             if _has_changes(run, revisions.get(key)):
                 self._unfinished.add(key)
@@ -163,22 +176,23 @@ class MetricWatches:
     async def _read_changes(self, key: EntryKey, run: _WatchedRun, revision: int) -> None:
         """Read the points up to the newest revision of a run, and wake its watchers, unless they have all ended."""
         try:
-            async with self._reads:
+            async with self._repeated_reads if run.has_failed_read else self._reads:
                 if not run.watchers:
                     return
                 # A watcher that reads nothing keeps an earlier failure of the run, which does not concern new watchers.
-                run.failure = None
+                run.failure, run.has_failed_read = None, True
                 wanted = MetricFilter(max_points=MAX_SHARED)
                 try:
-                    found = await self._store.list_changes(*key, wanted, after=run.revision or 0, until=revision)
+                    async with self._limited():
+                        found = await self._store.list_changes(*key, wanted, after=run.revision or 0, until=revision)
                 except RunDataDamaged:
                     found, run.failure = None, partial(RunDataDamaged, kind='metrics')
             is_short = found is not None and sum(len(series.steps) for series in found) <= MAX_SHARED
             run.new_series, run.new_after = (found or (), run.revision) if is_short else ((), None)
-            run.revision = revision
+            run.revision, run.has_failed_read = revision, False
             _wake(run)
         except DomainError as error:
-            _log.warning('changes of metrics not read; retrying', reason=error.reason)
+            _log.warning('changes of metrics not read; retrying', tenant=key[0], run=key[1], reason=error.reason)
         finally:
             self._unfinished.remove(key)
 
@@ -228,11 +242,22 @@ class MetricWatches:
 
     @asynccontextmanager
     async def _turn(self, key: EntryKey) -> AsyncIterator[None]:
-        """Wait until the tenant of a run may read its points."""
+        """Wait until the tenant of a run may read its points, and limit the time of the block."""
         async with self._turns.of(key[0]):
             if self._is_closing:
                 raise Draining()
-            yield
+            async with self._limited():
+                yield
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
+        """Cancel the block and raise ServiceUnreachable after the time limit of a read."""
+        try:
+            async with asyncio.timeout(self._read_limit.total_seconds()):
+                yield
+        except TimeoutError as error:
+            _log.warning('read of metrics exceeded its time limit', limit_seconds=self._read_limit.total_seconds())
+            raise ServiceUnreachable('database') from error
 
     @contextmanager
     def _counted(self, tenant_id: str) -> Iterator[None]:

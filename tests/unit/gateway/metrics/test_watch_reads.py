@@ -1,13 +1,15 @@
-"""Reads of changes for watches of metrics: two at the same time, and reads that fail, are cancelled or are skipped."""
+"""Reads for watches of metrics: two at the same time, and reads that fail, never end, are cancelled or are skipped."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fixtures.counted_metrics import CountingMetricStore, list_runs
+from fixtures.fake_samplers import until
 from twinkle_services.gateway.catalogue.rules import EntryKey
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns
 from twinkle_services.gateway.catalogue.sql import SqlRunStore
@@ -19,6 +21,8 @@ from twinkle_services.kit.errors import ServiceUnreachable
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = PointLimits(per_run=10**6)
+READ_LIMIT = timedelta(milliseconds=250)
+"""Time limit of reads. Reads that do not wait for the test are much faster."""
 THREE_TENANTS = [('alice', 'ad-1'), ('bob', 'ad-1'), ('carol', 'ad-1')]
 Watch = AsyncGenerator[MetricUpdate, None]
 
@@ -59,8 +63,13 @@ async def store(database: Database) -> AsyncIterator[WaitingStore]:
 @pytest.fixture
 def watches(database: Database, store: WaitingStore) -> MetricWatches:
     """Watches of the store."""
+    return watches_of(database, store)
+
+
+def watches_of(database: Database, store: WaitingStore, **options: Any) -> MetricWatches:
+    """Return watches of a store."""
     runs = Runs(SqlRunStore(database))
-    return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0))
+    return MetricWatches(store, runs, turns=TenantTurns(), pause=lambda _: asyncio.sleep(0), **options)
 
 
 def watch(watches: MetricWatches, run: EntryKey) -> Watch:
@@ -130,6 +139,49 @@ async def test_slow_or_failing_read_of_a_run_delays_no_other_run(
     await asyncio.gather(polling, return_exceptions=True)
     for updates in watchers:
         await updates.aclose()
+
+
+async def test_reads_that_never_end_delay_other_runs_once(database: Database, store: WaitingStore) -> None:
+    """The reads are logged and end at the time limit. They are then repeated one at a time, apart from other runs."""
+    runs = [*THREE_TENANTS, ('alice', 'ad-2')]
+    await list_runs(database, *runs)
+    watches = watches_of(database, store, read_limit=READ_LIMIT)
+    watchers = await begun(watches, runs)
+    with capture_logs() as logs:
+        polling = asyncio.create_task(watches.run_forever())
+        for run in runs:
+            await save(store, run, 1)
+        assert steps_of(await asyncio.wait_for(anext(watchers[3]), 60)) == [1]
+        await until(lambda: {(log['tenant'], log['run']) for log in logs if 'run' in log} == set(THREE_TENANTS))
+        store.most_running, count = 0, len(logs)
+        await until(lambda: len(logs) >= count + 6)
+        assert store.most_running == 1
+        await save(store, runs[3], 2)
+        assert steps_of(await asyncio.wait_for(anext(watchers[3]), 60)) == [2]
+    assert {log['event'] for log in logs} == {
+        'read of metrics exceeded its time limit',
+        'changes of metrics not read; retrying',
+    }
+    store.continued.set()
+    assert [steps_of(await asyncio.wait_for(anext(updates), 60)) for updates in watchers[:3]] == [[1]] * 3
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    for updates in watchers:
+        await updates.aclose()
+
+
+async def test_first_read_and_poll_end_at_the_time_limit(database: Database, store: WaitingStore) -> None:
+    """A watch whose first read never ends fails and can be repeated, and a poll that never ends fails."""
+    await list_runs(database, *THREE_TENANTS)
+    watches = watches_of(database, store, read_limit=READ_LIMIT)
+    updates = watches.watch(Caller(tenant_id='alice'), {'ad-1': 0}, MetricFilter())
+    with pytest.raises(ServiceUnreachable):
+        await asyncio.wait_for(anext(updates), 60)
+    hanging: Any = store
+    hanging.revisions_of = lambda _: asyncio.Event().wait()
+    async with asyncio.TaskGroup() as reads:
+        with pytest.raises(ServiceUnreachable):
+            await asyncio.wait_for(watches.poll(reads), 60)
 
 
 async def test_cancelled_reads_are_repeated(database: Database, store: WaitingStore, watches: MetricWatches) -> None:
