@@ -220,8 +220,8 @@ class UploadStore(Protocol):
 class BaseModels(Protocol):
     """The base models of the deployment."""
 
-    def check_known(self, base_model: str) -> None:
-        """Check that adapters of a base model are accepted.
+    def known_name(self, base_model: str) -> str:
+        """Return the name of a base model in this deployment, which may differ from `base_model` in a hub prefix.
 
         Raises:
             BaseModelNotFound: Adapters of the base model are not accepted.

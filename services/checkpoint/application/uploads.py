@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twinkle_services.checkpoint.application.registry import Registry
 from twinkle_services.checkpoint.domain import AdapterKey, Checkpoint
@@ -77,7 +77,7 @@ class Uploads:
         if header.size_bytes > self._state_limit_bytes:
             problem = f'is {header.size_bytes}, must be at most {self._state_limit_bytes}'
             raise InvalidField('header.size_bytes', problem)
-        self._base_models.check_known(header.base_model)
+        header = replace(header, base_model=self._base_models.known_name(header.base_model))
         announced = StoredHeader(upload_id=header.upload_id, size_bytes=header.size_bytes, sha256=header.sha256)
         upload = await self._store.open(caller.tenant_id, announced)
         try:

@@ -6,7 +6,7 @@ from twinkle.checkpoint_engine import AdapterMismatch, InvalidModelFolder, Weigh
 from twinkle.checkpoint_engine.base_layers import check_fit, layer_shapes
 from twinkle.checkpoint_engine.hf_folder import ModelFolder
 from twinkle.checkpoint_engine.lora_layers import Shapes
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import LoraConfig, listed_base_model
 from twinkle.hub import HubError, resolve_model
 from twinkle_services.kit.errors import BaseModelNotFound, InvalidField, ServiceUnreachable
 from twinkle_services.kit.worker import Threads
@@ -30,14 +30,17 @@ class ModelFolders:
         self._max_rank = max_rank
         self._shapes: dict[str, Shapes] = {}
 
-    def check_known(self, base_model: str) -> None:
-        if self._names and base_model not in self._names:
+    def known_name(self, base_model: str) -> str:
+        if not self._names:
+            return base_model
+        found = listed_base_model(base_model, self._names)
+        if found is None:
             raise BaseModelNotFound(base_model, self._names)
+        return found
 
     async def check_fit(self, manifest: WeightManifest, *, stated_base_model: str) -> None:
-        name = manifest.base_model
-        self.check_known(name)
-        if stated_base_model != name and stated_base_model in self._names:
+        name = self.known_name(manifest.base_model)
+        if listed_base_model(stated_base_model, self._names) not in (None, name):
             problem = f'is {name!r}, but the configuration in the archive names {stated_base_model!r}'
             raise InvalidField(_FIELD, problem)
         shapes = {entry.name: entry.shape for entry in manifest.tensors}

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twinkle.data_format import IGNORE_INDEX
+from twinkle.data_format import IGNORE_INDEX, listed_base_model
 from twinkle.dataset import DatasetMeta, NotReady, PackingDataset, counted, find_files
 from twinkle.dataset.row_steps import problems_of
 from twinkle.hub import HubError, local_path
@@ -66,7 +67,8 @@ class LibraryEngine:
 
         Args:
             threads: Threads in which rows are read and changed.
-            base_models: Models that a template may name by the path of a folder, and that may be private.
+            base_models: Models that a template may name by the path of a folder, and that may be private. They have the
+                same names with and without the prefix of a hub.
             access: Determines which datasets may be read by path, and which datasets and other models may be private.
             template_cache: Maximum number of templates in memory.
             download_limit_bytes: Maximum size of the files of a dataset that is downloaded from a hub.
@@ -74,7 +76,7 @@ class LibraryEngine:
                 dataset has at most the memory of a tenant.
         """
         self._threads = threads
-        self._base_models = frozenset(base_models)
+        self._base_models = tuple(base_models)
         self._download_limit_bytes = download_limit_bytes
         self._access = access
         self._template = lru_cache(maxsize=template_cache)(self._build_template)
@@ -115,6 +117,7 @@ class LibraryEngine:
         return await self._threads.run(_mix, tables, is_interleaved=is_interleaved)
 
     async def apply(self, table: Table, steps: Sequence[Step], meter: RowMeter) -> Table:
+        steps = [self._with_deployed_model(step) for step in steps]
         if table.is_lazy or table.stream is not None:
             return await self._threads.run(apply_pending, table, steps, self._template)
         name = 'template' if any(isinstance(step, EncodeStep) for step in steps) else 'steps'
@@ -151,6 +154,12 @@ class LibraryEngine:
             with step_errors(index, step, table):
                 runner.apply(step)
         return runner.table()
+
+    def _with_deployed_model(self, step: Step) -> Step:
+        """Return a step with the configured name of a base model, which may differ from its name in a hub prefix."""
+        if not isinstance(step, TemplateStep):
+            return step
+        return replace(step, base_model=listed_base_model(step.base_model, self._base_models) or step.base_model)
 
     def _build_template(self, step: TemplateStep) -> Template:
         is_deployed = step.base_model in self._base_models

@@ -14,14 +14,13 @@ from contextlib import aclosing
 from pathlib import PurePath
 from typing import Any, Never, Protocol, TypeVar
 
-from twinkle.data_format import base_model_id
+from twinkle.data_format import base_model_id, listed_base_model
 from twinkle_services.gateway.catalogue.rules import Creation
 from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from twinkle_services.gateway.errors import AdapterIdTaken
 from twinkle_services.gateway.fleet.model_table import ModelReport, ModelTable, RunOwners
 from twinkle_services.kit.errors import BaseModelNotFound, DomainError, ServiceUnreachable
 
-_HUBS = ('ms://', 'hf://')
 _FOLDER = re.compile(r"""(?<=['"])(?:\.{0,2}/|~)[^'"]+(?=['"])|(?<![^\s(=])/[^\s'",;]+""")
 MODEL = 'model'
 """Name of the first or only model service, and name of model services in errors."""
@@ -32,15 +31,12 @@ Result = TypeVar('Result')
 def served_name(name: str, served: Collection[str]) -> str | None:
     """Return the served base model that a client's `name` refers to; None if no model or several models match.
 
-    An exact match, or the alias of a built-in model, takes precedence. Otherwise a model matches if the two ids differ
-    only in a hub prefix of one of them. If no id matches, a model matches if `name` is its `shown_name`.
+    If no id matches (see `listed_base_model`), a model matches if `name` is its `shown_name`.
     """
-    name = base_model_id(name)
-    if name in served:
-        return name
-    hub, plain = _split_hub(name)
-    matches = [item for item in served if _split_hub(item)[1] == plain and '' in (hub, _split_hub(item)[0])]
-    matches = matches or [item for item in served if shown_name(item) == name]
+    found = listed_base_model(name, served)
+    if found is not None:
+        return found
+    matches = [item for item in served if shown_name(item) == name]
     return matches[0] if len(matches) == 1 else None
 
 
@@ -52,12 +48,6 @@ def shown_name(base_model: str) -> str:
 def shown_text(text: str) -> str:
     """Return an error message in which each path on the server is replaced by its last part."""
     return _FOLDER.sub(lambda found: shown_name(found[0]), text)
-
-
-def _split_hub(name: str) -> tuple[str, str]:
-    """Return the hub prefix of a model id, empty if it has no prefix, and the rest."""
-    hub = next((prefix for prefix in _HUBS if name.startswith(prefix)), '')
-    return hub, name.removeprefix(hub)
 
 
 class ModelFacts(Protocol):

@@ -96,6 +96,23 @@ async def test_valid_adapter_is_accepted(
     assert not list((tmp_path / 'checkpoint-uploads').iterdir())
 
 
+@pytest.mark.parametrize('configured', ['org/tiny', 'hf://org/tiny'])
+@pytest.mark.parametrize('named', ['org/tiny', 'hf://org/tiny'])
+async def test_adapter_names_its_base_model_with_or_without_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: str, named: str
+) -> None:
+    """A base model may be named in both forms; the checkpoint names it as in the configuration."""
+    monkeypatch.setenv('TWINKLE_HUB_DIR', str(tmp_path / 'mirror'))
+    adapter = Adapter(build_tiny_model(tmp_path / 'mirror/models/org/tiny'))
+    adapter.config['base_model_name_or_path'] = named
+    async with serving(tmp_path / 'state', base_models=(configured,)) as service:
+        with acting_for(ALICE):
+            checkpoint = (await upload(service, adapter.archive(), named)).checkpoint
+            assert checkpoint.base_model == configured
+            failure = await failure_of(upload(service, adapter.archive(), 'ms://org/other', upload_id='other'))
+            assert failure.reason == 'BASE_MODEL_NOT_FOUND'
+
+
 def _no_layer(adapter: Adapter) -> None:
     adapter.tensors = {name.replace('q_proj', 'x_proj'): value for name, value in adapter.tensors.items()}
     adapter.config['target_modules'] = ['x_proj']

@@ -4,7 +4,7 @@ This package contains plain data only. It imports neither torch nor any service 
 anywhere. Tokenization is in `twinkle.template`, and computation in `twinkle.model` and `twinkle.sampler`.
 """
 
-from twinkle.data_format.base_model import BASE_MODEL_ALIASES, base_model_id
+from twinkle.data_format.base_model import BASE_MODEL_ALIASES, base_model_id, listed_base_model
 from twinkle.data_format.boxed import boxed_answers
 from twinkle.data_format.input_feature import IGNORE_INDEX, InputFeature
 from twinkle.data_format.lora import LoraConfig
@@ -78,6 +78,7 @@ __all__ = [
     'base_model_id',
     'boxed_answers',
     'extended_experts',
+    'listed_base_model',
     'media_spec',
     'number_array',
     'pack_user_data',
