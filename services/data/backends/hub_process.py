@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from twinkle.dataset import DatasetError, DatasetMeta, open_source, stream_rows
-from twinkle.hub import HubError, find_dataset
+from twinkle.hub import HubError, RepositoryMoved, find_dataset
 
 ROW, FOUND, FAILED, END = 'r', 'f', 'e', '.'
 """First characters of a line: a row, the revision and columns, an error, and the end of the rows."""
@@ -45,7 +45,8 @@ def main() -> None:
         problem = f'needs more than {request["memory_bytes"]} bytes of memory; write its files in smaller pieces'
         _write(output, FAILED, ['DatasetError', problem])
     except (DatasetError, HubError, OSError) as error:
-        _write(output, FAILED, ['DatasetError' if isinstance(error, DatasetError) else 'HubError', str(error)])
+        kind = 'DatasetError' if isinstance(error, DatasetError | RepositoryMoved) else 'HubError'
+        _write(output, FAILED, [kind, str(error)])
     _write(output, END, None)
     output.flush()
 
@@ -78,7 +79,7 @@ def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if path is None and request['dataset_id'].startswith('ms://'):
         raise DatasetError('datasets on ModelScope cannot be streamed; create the dataset without is_streamed')
     _confine_files(path)
-    source = open_source(meta, **access, is_streamed=True, readers=_READERS)
+    source = open_source(meta, **access, is_move_allowed=False, is_streamed=True, readers=_READERS)
     rows = stream_rows(meta, source)
     first = next(rows, None)
     found = re.match(r'hf://datasets/[^@]+@([0-9a-f]{40})/', next(iter(source.files()), ''))

@@ -135,6 +135,7 @@ class LibraryEngine:
                 meta,
                 is_local_allowed=access.is_local_allowed(source.dataset_id),
                 is_private_allowed=access.is_private_allowed(source.dataset_id),
+                is_move_allowed=False,
                 download_limit_bytes=self._download_limit_bytes,
             )
             # Rows before the first one are counted, too; rows after the last one are not read.
@@ -174,6 +175,8 @@ class LibraryEngine:
             default_system=step.default_system,
             enable_thinking=step.is_thinking_enabled,
             is_private_allowed=is_deployed or self._access.is_private_allowed(step.base_model),
+            # The token is for the repositories that the operator named.
+            is_move_allowed=False,
             # Features on the wire contain no pixels yet, and a client must not read files of this machine.
             is_media_read=False,
         )

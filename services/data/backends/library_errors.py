@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from twinkle.dataset import DatasetError, InvalidExample, NotReady, UnreadableFile
-from twinkle.hub import DownloadTooLarge, HubError
+from twinkle.hub import DownloadTooLarge, HubError, RepositoryMoved
 from twinkle.preprocessor import (
     InvalidArguments,
     InvalidRow,
@@ -28,12 +28,14 @@ def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
 
     Raises:
         HubIdNotFound: The hub id cannot be resolved.
-        InvalidField: The source cannot be read, or is too large to be downloaded.
+        InvalidField: The source cannot be read, is too large to be downloaded, or has another name now.
     """
     try:
         yield
     except DownloadTooLarge as error:
         raise InvalidField(field, f'{error}; upload the files that are needed') from error
+    except RepositoryMoved as error:
+        raise InvalidField(field, str(error)) from error
     except HubError as error:
         raise HubIdNotFound(hub_id) from error
     except (UnreadableFile, DatasetError) as error:
@@ -50,7 +52,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
         table: The table of the step; errors name its dataset and its template.
 
     Raises:
-        InvalidField: A row or an argument is invalid.
+        InvalidField: A row or an argument is invalid, or the template's model has another name now.
         UnknownComponent: The step names an unknown component.
         DatasetNotReady: A required earlier step is missing, or the step was already applied.
         HubIdNotFound: The template's model was not found.
@@ -65,7 +67,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
         raise InvalidField(path, error.problem) from error
     except InvalidRow as error:
         raise InvalidField(f'rows[{error.row_index}].{error.column}', error.problem) from error
-    except (PreprocessorError, DatasetError, TemplateError) as error:
+    except (PreprocessorError, DatasetError, TemplateError, RepositoryMoved) as error:
         raise _component_error(error, step, field) from error
     except HubError as error:
         template = step if isinstance(step, TemplateStep) else table.template

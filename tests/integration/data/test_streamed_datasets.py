@@ -274,3 +274,26 @@ async def test_processes_of_calls_are_limited(hub: FakeHub) -> None:
     assert len(readers) == MAX_INSPECTIONS
     hub.stopped.set()
     assert {found.columns for found in await asyncio.gather(*finding)} == {('query', 'response')}
+
+
+async def test_token_is_not_used_for_repositories_that_moved(
+    tmp_path: Path, hub: FakeHub, tiny_llama_dir: Path
+) -> None:
+    """A repository that moved is refused unless it is public, and is never read with the token of its old name."""
+    hub.files['other/place'], hub.moved = hub.files.pop(NAME), {NAME: 'other/place'}
+    hub.is_private['other/place'] = True
+    model = str(tiny_llama_dir)
+    async with serving_data(tmp_path / 'state', base_models=(model,), hub_token_repositories=(NAME,)) as service:
+        refused = [
+            await refusal_of(create(service, hub_source())),
+            await refusal_of(service.create(hub_source())),
+            await refusal_of(service.create(rows({'x': 1}), set_template(NAME))),
+        ]
+        assert [item.field for item in refused] == ['source.hub', 'source.hub', 'steps[0].set_template']
+        assert all('other/place' in item.message for item in refused)
+        hub.is_private['other/place'] = False
+        dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
+        loader = await service.open(dataset.dataset_id, 2)
+        assert list(dataset.columns) == ['query', 'response']
+        assert len(await service.read_all(loader.loader_id)) == 3
+    assert hub.authorized == []

@@ -22,7 +22,7 @@ from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.readme import configs_of, dataset_name, pinned_revision
 from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.tables import TableRows, joined
-from twinkle.hub import DatasetNotFound, HubError, HubUnreachable
+from twinkle.hub import DatasetNotFound, HubError, HubUnreachable, RepositoryMoved
 
 _MODULES = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.csv': 'csv', '.arrow': 'arrow'}
 """Modules of the library that read files, by suffix. Folders with other files are read by the module it chooses."""
@@ -107,7 +107,12 @@ def source_of_folder(folder: Path, meta: DatasetMeta, readers: Collection[str] |
 
 
 def source_of_hub(
-    name: str, meta: DatasetMeta, readers: Collection[str] | None = None, *, is_private_allowed: bool = True
+    name: str,
+    meta: DatasetMeta,
+    readers: Collection[str] | None = None,
+    *,
+    is_private_allowed: bool = True,
+    is_move_allowed: bool = True,
 ) -> Source:
     """Return the source of a repository on Hugging Face, whose files are read over the network.
 
@@ -116,19 +121,33 @@ def source_of_hub(
         meta: subset, split and options.
         readers: modules of the library that may read the files. Default: all.
         is_private_allowed: whether the token of this machine is used. Default: True.
+        is_move_allowed: see `twinkle.hub.resolve_dataset`. Default: True.
 
     Raises:
+        RepositoryMoved: the repository is not public and has another name now, which is not allowed.
         DatasetNotFound: the repository does not exist or is not accessible.
         HubUnreachable: the hub did not respond, or the environment does not allow connections.
         DatasetError: the library finds no data files, or the subset or split does not exist.
     """
     token = meta.options.get('token') if is_private_allowed else False
     with _source_errors(name, DatasetError), _hub_errors(name):
-        endpoint, revision = library().config.HF_ENDPOINT, meta.options.get('revision')
-        repository, commit = pinned_revision(name, revision=revision, token=token, endpoint=endpoint)
+        try:
+            repository, commit = _pinned(name, meta, token=token, is_move_allowed=is_move_allowed or token is False)
+        except RepositoryMoved as moved:
+            token = False
+            try:
+                with _hub_errors(name):
+                    repository, commit = _pinned(name, meta, token=token, is_move_allowed=True)
+            except DatasetNotFound:
+                raise moved from None
         options = {**meta.options, 'revision': commit, 'token': token}
         # A bare id could also be a folder of this machine, or a module of the library.
         return _described(f'{_HUB_PREFIX}{repository}', replace(meta, options=options), readers)
+
+
+def _pinned(name: str, meta: DatasetMeta, *, token: str | bool | None, is_move_allowed: bool) -> tuple[str, str]:
+    endpoint, revision = library().config.HF_ENDPOINT, meta.options.get('revision')
+    return pinned_revision(name, revision=revision, token=token, endpoint=endpoint, is_move_allowed=is_move_allowed)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from twinkle.dataset.errors import DatasetError
+from twinkle.hub import HubId
 
 Config = dict[str, Any]
 """Definition of a subset in a README."""
@@ -94,7 +95,9 @@ def dataset_name(folder: Path) -> str:
     return repository.removeprefix('datasets--').replace('--', '/') if is_cached else folder.name
 
 
-def pinned_revision(name: str, *, revision: str | None, token: str | bool | None, endpoint: str) -> tuple[str, str]:
+def pinned_revision(
+    name: str, *, revision: str | None, token: str | bool | None, endpoint: str, is_move_allowed: bool = True
+) -> tuple[str, str]:
     """Return the full name and the commit of a dataset on Hugging Face, after checking its descriptions.
 
     Args:
@@ -102,13 +105,17 @@ def pinned_revision(name: str, *, revision: str | None, token: str | bool | None
         revision: branch, tag or commit. None for the default branch.
         token: access token; None for the one of this machine, and False for none.
         endpoint: address of the hub.
+        is_move_allowed: whether the repository may have another name now. Default: True.
 
     Raises:
+        RepositoryMoved: the repository has another name now, which is not allowed.
         DatasetError: the repository has no owner; see also `configs_of`.
         OSError, huggingface_hub.errors.HTTPError: the repository is not accessible, or the hub did not respond.
     """
     api: Any = importlib.import_module('huggingface_hub').HfApi(endpoint=endpoint, token=token)  # imported only here
     info = api.dataset_info(name, revision=revision)
+    if not is_move_allowed:
+        HubId('hf', name).refuse_moved(info.id)
     if '/' not in info.id:
         raise DatasetError(f'{name} has no owner; use a dataset whose name is org/name')
     names = {file.rfilename for file in info.siblings or ()}

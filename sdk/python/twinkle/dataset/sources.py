@@ -38,6 +38,7 @@ def open_source(
     *,
     is_local_allowed: bool = True,
     is_private_allowed: bool = True,
+    is_move_allowed: bool = True,
     is_streamed: bool = False,
     readers: Collection[str] | None = None,
 ) -> Source:
@@ -48,6 +49,7 @@ def open_source(
         is_local_allowed: see `load_rows`.
         is_private_allowed: whether the dataset may be private: hubs are asked with the token of this machine, and the
             caches of their clients are searched. Default: True.
+        is_move_allowed: see `twinkle.hub.resolve_dataset`. Default: True.
         is_streamed: whether files on Hugging Face that are not on this machine are read over the network, in pieces,
             instead of being downloaded. Default: False.
         readers: modules of the library `datasets` that may read folders and repositories. Default: all.
@@ -63,9 +65,15 @@ def open_source(
     if is_other_revision or (path is None and (is_streamed or meta.options)):
         hub_id = HubId.parse(dataset_id)
         if hub_id.source != 'ms':
-            return source_of_hub(hub_id.name, meta, readers, is_private_allowed=is_private_allowed)
+            access = {'is_private_allowed': is_private_allowed, 'is_move_allowed': is_move_allowed}
+            return source_of_hub(hub_id.name, meta, readers, **access)
     if path is None:
-        path = resolve_dataset(dataset_id, is_local_allowed=is_local_allowed, is_private_allowed=is_private_allowed)
+        path = resolve_dataset(
+            dataset_id,
+            is_local_allowed=is_local_allowed,
+            is_private_allowed=is_private_allowed,
+            is_move_allowed=is_move_allowed,
+        )
     if path.is_file():
         return source_of_files([path], **meta.options)
     if meta.options:
@@ -115,6 +123,7 @@ def find_files(
     *,
     is_local_allowed: bool = True,
     is_private_allowed: bool = True,
+    is_move_allowed: bool = True,
     download_limit_bytes: int | None = None,
 ) -> list[Path]:
     """Return the files of a dataset's subset and split, in order, for services that read them within limits.
@@ -124,6 +133,7 @@ def find_files(
         is_local_allowed: whether `dataset_id` may be a path; a service with untrusted callers sets False. Default:
             True.
         is_private_allowed: see `open_source`.
+        is_move_allowed: see `twinkle.hub.resolve_dataset`. Default: True.
         download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
@@ -136,6 +146,7 @@ def find_files(
         meta.dataset_id or '',
         is_local_allowed=is_local_allowed,
         is_private_allowed=is_private_allowed,
+        is_move_allowed=is_move_allowed,
         download_limit_bytes=download_limit_bytes,
     )
     return [path] if path.is_file() else files_of(path, subset_name=meta.subset_name, split=meta.split)

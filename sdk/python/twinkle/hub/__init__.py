@@ -14,6 +14,7 @@ from twinkle.hub.errors import (
     HubUnreachable,
     ModelNotFound,
     PluginNotFound,
+    RepositoryMoved,
     UploadRefused,
 )
 from twinkle.hub.ids import HubId, local_path, public_name, repository_name, without_alias
@@ -47,6 +48,7 @@ __all__ = [
     'MSHub',
     'ModelNotFound',
     'PluginNotFound',
+    'RepositoryMoved',
     'UploadRefused',
     'Uploaded',
     'cache_dir',

@@ -27,6 +27,14 @@ class DigestMismatch(HubError):
     """A downloaded file does not have the expected digest."""
 
 
+@error_class('{name} is now {new_name} on the hub and is not public; use the new name')
+class RepositoryMoved(HubError):
+    """A repository that is not public has another name now, under which the token may not be used."""
+
+    name: str
+    new_name: str
+
+
 @error_class('{hub_id} has {size_bytes} bytes on the hub, and at most {limit_bytes} may be downloaded')
 class DownloadTooLarge(HubError):
     """The files of a repository are larger than the limit; nothing was downloaded."""

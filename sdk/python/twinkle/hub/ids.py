@@ -11,7 +11,7 @@ from typing import Literal
 
 from twinkle.data_format import base_model_id
 from twinkle.hub.cache import cache_dir
-from twinkle.hub.errors import HubError
+from twinkle.hub.errors import HubError, RepositoryMoved
 
 Source = Literal['hf', 'ms']
 
@@ -49,6 +49,11 @@ class HubId:
         if not _NAME.fullmatch(name) or '..' in name:
             raise HubError(f'invalid id {text!r}; use org/name, hf://org/name, ms://org/name or the path of a folder')
         return cls(prefix or None, name)
+
+    def refuse_moved(self, found: str) -> None:
+        """Raise RepositoryMoved if a hub returned the repository under the name `found`, which is a different one."""
+        if found.lower() != self.name.lower():
+            raise RepositoryMoved(self.name, found)
 
     def __str__(self) -> str:
         return f'{self.source}://{self.name}' if self.source else self.name

@@ -3,11 +3,12 @@
 import importlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from twinkle.hub import model_scope
-from twinkle.hub.errors import DatasetNotFound, DownloadTooLarge, HubUnreachable, ModelNotFound
+from twinkle.hub.errors import DatasetNotFound, DownloadTooLarge, HubUnreachable, ModelNotFound, RepositoryMoved
 from twinkle.hub.ids import HubId
 
 Kind = Literal['models', 'datasets']
@@ -57,6 +58,7 @@ def download(
     patterns: tuple[str, ...] | None,
     limit_bytes: int | None = None,
     is_token_used: bool = True,
+    is_move_allowed: bool = True,
 ) -> Path:
     """Download a repository with its hub's own client, which shows progress, and return its folder.
 
@@ -66,20 +68,36 @@ def download(
         patterns: patterns of the files to download; None downloads all files.
         limit_bytes: maximum total size of the files of the repository. Default: no limit.
         is_token_used: whether the token of this machine is sent. Default: True.
+        is_move_allowed: whether the token may be used for a repository on Hugging Face that has another name now. If
+            not, such a repository must be public. Default: True.
 
     Raises:
         DownloadTooLarge: the files are larger than the limit.
+        RepositoryMoved: the repository is not public and has another name now, which is not allowed.
         ModelNotFound: the model does not exist on the hub or is not accessible.
         DatasetNotFound: the dataset does not exist on the hub or is not accessible.
         HubUnreachable: the hub did not respond, or its client is not installed.
     """
     if hub_id.source == 'ms':
         return _download_model_scope(hub_id, kind, patterns, limit_bytes, is_token_used=is_token_used)
-    return _download_hugging_face(hub_id, kind, patterns, limit_bytes, is_token_used=is_token_used)
+    fetch = partial(_download_hugging_face, hub_id, kind=kind, patterns=patterns, limit_bytes=limit_bytes)
+    try:
+        return fetch(is_token_used=is_token_used, is_move_allowed=is_move_allowed or not is_token_used)
+    except RepositoryMoved as moved:
+        try:
+            return fetch(is_token_used=False, is_move_allowed=True)
+        except (ModelNotFound, DatasetNotFound):
+            raise moved from None
 
 
 def _download_hugging_face(
-    hub_id: HubId, kind: Kind, patterns: tuple[str, ...] | None, limit_bytes: int | None, *, is_token_used: bool
+    hub_id: HubId,
+    *,
+    kind: Kind,
+    patterns: tuple[str, ...] | None,
+    limit_bytes: int | None,
+    is_token_used: bool,
+    is_move_allowed: bool,
 ) -> Path:
     client = _client('huggingface_hub', hub_id, kind)
     token = None if is_token_used else False
@@ -87,14 +105,16 @@ def _download_hugging_face(
     try:
         revision = None
         # Without a token, the repository must be public now: the client would also return a copy in its cache.
-        if limit_bytes is not None or not is_token_used:
+        if limit_bytes is not None or not (is_token_used and is_move_allowed):
             api = client.HfApi(endpoint=os.environ.get('HF_ENDPOINT') or None, token=token)
             info = api.repo_info(hub_id.name, repo_type=kind.removesuffix('s'), files_metadata=True)
+            if not is_move_allowed:
+                hub_id.refuse_moved(info.id)
             if info.gated and not is_token_used:
                 raise missing(_absent('Hugging Face', hub_id, kind))
             if limit_bytes is not None:
                 _check_size(hub_id, [file.size or 0 for file in info.siblings or ()], limit_bytes)
-            revision = info.sha  # the files may change after their sizes were read
+            revision = info.sha  # the files and the name may change after they were checked
         folder = client.snapshot_download(
             hub_id.name,
             repo_type=kind.removesuffix('s'),

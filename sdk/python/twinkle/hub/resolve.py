@@ -59,7 +59,9 @@ def weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob('*.safetensors'))
 
 
-def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True, is_private_allowed: bool = True) -> Path:
+def resolve_tokenizer(
+    model_id: str, *, is_local_allowed: bool = True, is_private_allowed: bool = True, is_move_allowed: bool = True
+) -> Path:
     """Return a local folder with a model's tokenizer and settings; weights are not downloaded.
 
     Args:
@@ -68,9 +70,12 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True, is_privat
         is_private_allowed: whether the hub is asked with the token of this machine, and whether the caches of the hubs'
             clients are searched, which may contain private models. The target of an alias may always be private.
             Default: True.
+        is_move_allowed: whether the token may be used for a repository on Hugging Face that has another name now; a
+            service with untrusted callers sets False. Default: True.
 
     Raises:
         ModelNotFound: the id is malformed, the model does not exist, or `model_id` is a folder without a tokenizer.
+        RepositoryMoved: the repository is not public and has another name now, which is not allowed.
         HubUnreachable, DigestMismatch, HubError: as in `resolve_model`.
     """
     return _resolve_model(
@@ -79,6 +84,7 @@ def resolve_tokenizer(model_id: str, *, is_local_allowed: bool = True, is_privat
         remote.TOKENIZER_FILES,
         is_local_allowed=is_local_allowed,
         is_private_allowed=is_private_allowed,
+        is_move_allowed=is_move_allowed,
     )
 
 
@@ -87,6 +93,7 @@ def resolve_dataset(
     *,
     is_local_allowed: bool = True,
     is_private_allowed: bool = True,
+    is_move_allowed: bool = True,
     download_limit_bytes: int | None = None,
 ) -> Path:
     """Return the local folder or file of a dataset, which is downloaded if it is not available locally.
@@ -96,10 +103,12 @@ def resolve_dataset(
         is_local_allowed: whether a path is accepted; a service with untrusted callers sets False. Default: True.
         is_private_allowed: whether the hub is asked with the token of this machine, and whether the caches of the hubs'
             clients are searched, which may contain private datasets. Default: True.
+        is_move_allowed: as in `resolve_tokenizer`.
         download_limit_bytes: maximum total size of the files of a downloaded repository. Default: no limit.
 
     Raises:
         DownloadTooLarge: the repository has more bytes than the limit.
+        RepositoryMoved: as in `resolve_tokenizer`.
         DatasetNotFound: the id is malformed, or the dataset does not exist.
         HubUnreachable: the dataset is not available locally, and the hub did not respond.
     """
@@ -108,7 +117,12 @@ def resolve_dataset(
         return found
     hub_id = _parse(dataset_id, DatasetNotFound)
     return remote.download(
-        hub_id, kind='datasets', patterns=None, limit_bytes=download_limit_bytes, is_token_used=is_private_allowed
+        hub_id,
+        kind='datasets',
+        patterns=None,
+        limit_bytes=download_limit_bytes,
+        is_token_used=is_private_allowed,
+        is_move_allowed=is_move_allowed,
     )
 
 
@@ -185,6 +199,7 @@ def _resolve_model(
     *,
     is_local_allowed: bool,
     is_private_allowed: bool = True,
+    is_move_allowed: bool = True,
 ) -> Path:
     given = model_id
     model_id = without_alias(given)
@@ -203,7 +218,13 @@ def _resolve_model(
     for folder in folders_of(hub_id, 'models'):
         if is_complete(folder):
             return folder
-    return remote.download(hub_id, kind='models', patterns=patterns, is_token_used=is_private_allowed)
+    return remote.download(
+        hub_id,
+        kind='models',
+        patterns=patterns,
+        is_token_used=is_private_allowed,
+        is_move_allowed=is_move_allowed,
+    )
 
 
 def _parse(text: str, error: type[HubError]) -> HubId:

@@ -37,12 +37,13 @@ class TemplateOptions(TypedDict, total=False):
     truncation_strategy: TruncationStrategy
     """How longer examples are handled. Default: 'raise'."""
     default_system: str | None
-    """System message for chats without a system message. Default: None, which adds no message and leaves the choice to
-    the chat template."""
+    """System message for chats without one. Default: None, which leaves the choice to the chat template."""
     enable_thinking: bool
     """Whether the model may think before it answers; passed to the chat template. Default: True."""
     is_private_allowed: bool
     """Whether the model may be a private one of a hub; see `twinkle.hub.resolve_tokenizer`. Default: True."""
+    is_move_allowed: bool
+    """Whether a private model may have another name now; see `twinkle.hub.resolve_tokenizer`. Default: True."""
     is_media_read: bool
     """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
     refuse_special_tokens: bool
@@ -103,7 +104,8 @@ class Template(ReadsMedia):
         if self.truncation_strategy not in get_args(TruncationStrategy):
             allowed = ', '.join(get_args(TruncationStrategy))
             raise ValueError(f'truncation_strategy must be one of {allowed}, got {self.truncation_strategy!r}')
-        folder = resolve_tokenizer(model_id, is_private_allowed=options.get('is_private_allowed', True))
+        access = {name: options.get(name, True) for name in ('is_private_allowed', 'is_move_allowed')}
+        folder = resolve_tokenizer(model_id, **access)
         self.tokenizer = ChatTokenizer(folder)
         """Converts text to token ids and back."""
         source = read_chat_template(folder, self.tokenizer.settings)
@@ -324,9 +326,7 @@ class Template(ReadsMedia):
 
     def _refuse_far_too_long(self, text: str) -> None:
         """Raise `ExampleTooLong` under 'raise' if even the lower bound of the token count exceeds `max_length`."""
-        if self.truncation_strategy != 'raise':
-            return
-        lower_bound = self.tokenizer.min_token_count(text)
+        lower_bound = self.tokenizer.min_token_count(text) if self.truncation_strategy == 'raise' else 0
         if lower_bound > self.max_length:
             raise ExampleTooLong(lower_bound, self.max_length)
 
