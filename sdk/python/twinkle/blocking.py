@@ -72,10 +72,12 @@ def wait_for_all(futures: Iterable[Future[Any]], timeout: float | None = None) -
     return any(not wait(pending, seconds).not_done for seconds in _parts(timeout))
 
 
-def join(thread: threading.Thread) -> None:
-    """Wait for the end of a thread."""
-    while thread.is_alive():
-        thread.join(_INTERRUPT_SECONDS)
+def join(thread: threading.Thread, timeout: float | None = None) -> None:
+    """Wait for the end of a thread, at most `timeout` seconds; None: no limit."""
+    for seconds in _parts(timeout):
+        thread.join(seconds)
+        if not thread.is_alive():
+            return
 
 
 def wait_for(event: threading.Event) -> None:

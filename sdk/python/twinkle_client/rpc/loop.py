@@ -16,7 +16,7 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from twinkle.blocking import result_of, run_until_done, start_in
+from twinkle.blocking import join, result_of, run_until_done, start_in
 
 _Result = TypeVar('_Result')
 
@@ -135,10 +135,10 @@ class _SharedLoop:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """Cancel all tasks and end the thread."""
+        """Cancel all tasks and end the thread. An interrupt ends the wait, and leaves the thread running."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._end.cancel)
-        self._thread.join(_EXIT_TIMEOUT_SECONDS)
+        join(self._thread, _EXIT_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -149,7 +149,7 @@ class _SharedLoop:
             for task in tasks:
                 task.cancel()
             run_until_done(self.loop, asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            run_until_done(self.loop, self.loop.create_task(self.loop.shutdown_asyncgens()))
             self.loop.close()
 
 
@@ -182,5 +182,7 @@ os.register_at_fork(
 
 @atexit.register
 def _close_at_exit() -> None:
-    if _shared and _shared[-1].is_open:
-        _shared[-1].close()
+    # The program has ended, so an interrupt only ends the wait for its tasks. Its exit status is unchanged.
+    with suppress(KeyboardInterrupt):
+        if _shared and _shared[-1].is_open:
+            _shared[-1].close()
