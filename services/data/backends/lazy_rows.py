@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from twinkle.dataset import DatasetMeta, LazyDataset
-from twinkle_services.data.backends.library_errors import step_errors
+from twinkle.dataset import DatasetMeta, LazyDataset, RefusedRow
+from twinkle_services.data.backends.library_errors import row_error
 from twinkle_services.data.backends.pending_steps import TemplateOf, with_pending
 from twinkle_services.data.backends.row_files import as_stored
-from twinkle_services.data.domain import Dataset, Row, Table
+from twinkle_services.data.domain import Dataset, FilterStep, Row, TemplateStep
 from twinkle_services.data.ports import RowReader
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.worker import Threads
@@ -28,10 +28,14 @@ class LazyReader:
         return [self._row(view, position, index) for position, index in enumerate(indices)]
 
     def _row(self, view: LazyDataset, position: int, index: int) -> Row:
-        try:
-            with step_errors(0, self._dataset.pending[-1], Table(rows=[])):
-                return as_stored(view[position])
-        except InvalidField as error:
-            # The error names the row's position in the batch; the caller needs the row's index in the dataset.
-            field = error.field.replace(f'rows[{position}]', f'rows[{index}]', 1)
-            raise InvalidField(field, error.problem) from error
+        item = view.item(position)
+        if not isinstance(item, RefusedRow):
+            return as_stored(item)
+        pending = [
+            step for step in enumerate(self._dataset.steps) if not isinstance(step[1], FilterStep | TemplateStep)
+        ]
+        number, step = pending[-1 - item.later_steps]
+        error = row_error(item.error, number, step, dataset_id=self._dataset.dataset_id)
+        # The error names the row's position in the batch; the caller needs the row's index in the dataset.
+        field = error.field.replace(f'rows[{position}]', f'rows[{index}]', 1)
+        raise InvalidField(field, error.problem) from item.error

@@ -3,7 +3,9 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from twinkle.dataset import DatasetError, InvalidExample, NotReady, UnreadableFile
+import structlog
+
+from twinkle.dataset import ROW_ERRORS, DatasetError, InvalidExample, NotReady, UnreadableFile
 from twinkle.hub import DownloadTooLarge, HubError, RepositoryMoved
 from twinkle.preprocessor import (
     InvalidArguments,
@@ -16,6 +18,8 @@ from twinkle.preprocessor import (
 from twinkle.template import TemplateError, UnknownTemplate, template_names
 from twinkle_services.data.domain import DatasetNotReady, FilterStep, HubIdNotFound, MapStep, Step, Table, TemplateStep
 from twinkle_services.kit.errors import InvalidField, UnknownComponent
+
+_log = structlog.get_logger('data')
 
 
 @contextmanager
@@ -72,6 +76,29 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
     except HubError as error:
         template = step if isinstance(step, TemplateStep) else table.template
         raise HubIdNotFound(template.base_model if template is not None else '') from error
+
+
+def row_error(error: Exception, index: int, step: Step, *, dataset_id: str) -> InvalidField:
+    """Return the error of a row that a step of a lazy or streamed dataset refused.
+
+    Args:
+        error: The library's error.
+        index: Index of the step in the dataset.
+        step: The step.
+        dataset_id: Id of the dataset, for the log.
+
+    Raises:
+        UnknownComponent, DatasetNotReady, HubIdNotFound: See `step_errors`.
+    """
+    try:
+        with step_errors(index, step, Table(rows=[])):
+            raise error
+    except InvalidField as converted:
+        return converted
+    except ROW_ERRORS as unknown:
+        _log.warning('row failed', dataset=dataset_id, step=step.kind, error=str(unknown))
+        problem = f'has a row that steps[{index}].{step.kind} cannot process ({type(unknown).__name__})'
+        return InvalidField('dataset_id', problem)
 
 
 def _component_error(error: Exception, step: Step, field: str) -> InvalidField | UnknownComponent:

@@ -7,16 +7,14 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
-import structlog
-
 from twinkle.dataloader.ranks import RankSlice
 from twinkle.dataloader.replacing import ReplacementLog
 from twinkle.dataloader.sources import Layout, Position, StreamedBatches
-from twinkle.dataset import ROW_ERRORS, DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
+from twinkle.dataset import DatasetError, DatasetMeta, IterablePackingDataset, RefusedRow, size_in_memory
 from twinkle.dataset.streams import BATCH_ROWS
 from twinkle.hub import HubError
 from twinkle_services.data.backends.hub_rows import HubAccess, StreamedRows
-from twinkle_services.data.backends.library_errors import source_errors, step_errors
+from twinkle_services.data.backends.library_errors import row_error, source_errors
 from twinkle_services.data.backends.pending_steps import TemplateOf, add_step, with_pending
 from twinkle_services.data.backends.row_files import as_stored
 from twinkle_services.data.domain import (
@@ -27,12 +25,9 @@ from twinkle_services.data.domain import (
     RowMeter,
     StreamMixture,
     StreamPart,
-    Table,
     TemplateStep,
 )
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
-
-_log = structlog.get_logger('data')
 
 REACH_SECONDS = 30.0
 """Time in seconds for which a call waits while the stream is read up to its position; less than clients' deadlines."""
@@ -130,15 +125,8 @@ class _Rows:
         own = [item for item in enumerate(dataset.steps) if not isinstance(item[1], TemplateStep)]
         index, step = [*enumerate(part.pending), *own][-1 - refused.later_steps]
         suffix = f', in a row of {part.stream.hub.dataset_id}' if refused.later_steps >= len(own) else ''
-        try:
-            with step_errors(index, step, Table(rows=[])):
-                raise refused.error
-        except InvalidField as error:
-            return InvalidField(error.field, f'{error.problem}{suffix}')
-        except ROW_ERRORS as error:
-            _log.warning('row failed', dataset=dataset.dataset_id, step=step.kind, error=str(error))
-            problem = f'has a row that steps[{index}].{step.kind} cannot process ({type(error).__name__}){suffix}'
-            return InvalidField('dataset_id', problem)
+        error = row_error(refused.error, index, step, dataset_id=dataset.dataset_id)
+        return InvalidField(error.field, f'{error.problem}{suffix}')
 
 
 class LibraryStream:

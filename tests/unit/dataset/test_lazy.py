@@ -1,12 +1,13 @@
 """The rows of a lazy dataset are computed on access and equal those of a dataset in memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from twinkle.dataset import Dataset, DatasetError, DatasetMeta, InvalidExample, LazyDataset
+from twinkle.dataset import Dataset, DatasetError, DatasetMeta, InvalidExample, LazyDataset, RefusedRow
 from twinkle.preprocessor import InvalidRow, SelfCognitionProcessor
 
 ROWS = [{'query': f'q{i}', 'response': f'{{{{NAME}}}} {i}'} for i in range(5)]
@@ -123,3 +124,32 @@ def test_cast_column_and_indexing() -> None:
         dataset[2]
     with pytest.raises(DatasetError):
         dataset.cast_column('x', True)
+
+
+def test_refused_rows_name_their_part_and_step() -> None:
+    """A refused row has the index of its part and the number of later steps, which do not include filters."""
+    metas = [DatasetMeta(data=[{'x': value} for value in values]) for values in ([1, 2, 0], [3, 4])]
+    dataset = LazyDataset()
+    for meta in metas:
+        dataset.add_dataset(meta)
+    dataset.map(_refuse(5), metas[0])
+    dataset.filter(lambda row: row['x'] > 0, metas[0])
+    dataset.map(_refuse(2), metas[0])
+    dataset.map(_refuse(3), metas[1])
+    dataset.mix_dataset(interleave=False)
+    dataset.map(_refuse(4))
+    dataset.map(_refuse(0))
+    items = [dataset.item(index) for index in range(-4, 0)]
+    refused = [(str(item.error), item.part, item.later_steps) for item in items if isinstance(item, RefusedRow)]
+    assert (items[0], refused) == ({'x': 1}, [('2', 0, 2), ('3', 1, 2), ('4', 0, 1)])
+
+
+def _refuse(value: int) -> Callable[[Any], Any]:
+    """Return a preprocessor that refuses a value."""
+
+    def refuse(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if value in columns['x']:
+            raise ValueError(str(value))
+        return columns
+
+    return refuse

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from twinkle.dataset.dataset import Dataset
@@ -11,6 +12,7 @@ from twinkle.dataset.mixing import RowReference, mixed_order
 from twinkle.dataset.passes import depends_on_earlier_rows
 from twinkle.dataset.row_bounds import Row
 from twinkle.dataset.row_steps import EncodeTally, cast_row, encode_rows, is_kept, map_rows, problems_of, read_rows
+from twinkle.dataset.streams import ROW_ERRORS, Item, RefusedRow
 from twinkle.infra import get_logger
 from twinkle.preprocessor import FilterFunction, FormatReader, MapFunction
 from twinkle.template import Template
@@ -27,6 +29,11 @@ class LazyDataset(Dataset):
     when the row is read, and so are the problems that `check` finds; `DataLoader` logs them and uses a different row
     instead. `filter` reads all rows immediately.
     """
+
+    def item(self, index: int) -> Item:
+        """Return a row, or a `RefusedRow` if a step refuses it, which counts the steps that are applied on access."""
+        item = _item_of(self._rows, range(len(self))[index])
+        return item if isinstance(item, RefusedRow) else self._read(index % len(self), item)
 
     def _facts(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return {'rows': len(rows)}
@@ -152,9 +159,15 @@ class _LazyRows(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         return (self._at(index) for index in range(len(self)))
 
-    @abstractmethod
     def _at(self, index: int) -> Row:
-        """Return the row at `index`, which is within range."""
+        item = self.item(index)
+        if isinstance(item, RefusedRow):
+            raise item.error
+        return item
+
+    @abstractmethod
+    def item(self, index: int) -> Item:
+        """Return the row at `index`, which is within range, or the refused row."""
 
 
 class _ChangedRows(_LazyRows):
@@ -167,8 +180,14 @@ class _ChangedRows(_LazyRows):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _at(self, index: int) -> Row:
-        return self._step(self._rows[index], index)
+    def item(self, index: int) -> Item:
+        item = _item_of(self._rows, index)
+        if isinstance(item, RefusedRow):
+            return item.passed()
+        try:
+            return self._step(item, index)
+        except ROW_ERRORS as error:
+            return RefusedRow(error)
 
 
 class _SelectedRows(_LazyRows):
@@ -181,6 +200,12 @@ class _SelectedRows(_LazyRows):
     def __len__(self) -> int:
         return len(self._references)
 
-    def _at(self, index: int) -> Row:
+    def item(self, index: int) -> Item:
         part, row = self._references[index]
-        return self._parts[part][row]
+        item = _item_of(self._parts[part], row)
+        is_mixed = len(self._parts) > 1
+        return replace(item, part=part) if is_mixed and isinstance(item, RefusedRow) else item
+
+
+def _item_of(rows: Sequence[Row], index: int) -> Item:
+    return rows.item(index) if isinstance(rows, _LazyRows) else rows[index]
