@@ -29,8 +29,11 @@ _READERS = frozenset({'arrow', 'conll', 'csv', 'json', 'parquet', 'text', 'xml'}
 names that are stored in a dataset."""
 
 
-def main() -> None:
-    """Write the lines of the request in the first argument; its fields are those of `hub_rows.RowProcess`."""
+def main() -> int:
+    """Write the lines of the request in the first argument, and return the exit status, which is 1 after an error.
+
+    The fields of the request are those of `hub_rows.RowProcess`.
+    """
     threading.Thread(target=end_with_service, daemon=True).start()
     request: dict[str, Any] = json.loads(sys.argv[1])
     limit = request['memory_bytes'] + _RESERVED_BYTES
@@ -38,9 +41,11 @@ def main() -> None:
     # The libraries may print to the standard output.
     output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', encoding='utf-8')
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    status = 1
     try:
         for kind, value in _lines(request):
             _write(output, kind, value)
+        status = 0
     except MemoryError:
         problem = f'needs more than {request["memory_bytes"]} bytes of memory; write its files in smaller pieces'
         _write(output, FAILED, ['DatasetError', problem])
@@ -49,6 +54,7 @@ def main() -> None:
         _write(output, FAILED, [kind, str(error)])
     _write(output, END, None)
     output.flush()
+    return status
 
 
 def end_with_service() -> None:
@@ -124,4 +130,4 @@ def _as_json(value: Any) -> Any:
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

@@ -112,6 +112,15 @@ class RowProcess:
         """
         yield from rows_of_lines(self._name, self._contents(ROW), meter)
 
+    def raise_failure(self) -> None:
+        """Raise the error of a process that failed, although it may have written rows before; no thread may be reading.
+
+        Raises:
+            HubError, DatasetError: See `found`.
+        """
+        if cast('subprocess.Popen[str]', self._process).poll():
+            deque(self._contents(''), maxlen=0)
+
     def kill(self) -> None:
         """End the process, so that a thread that waits for a row continues. Idempotent, callable from any thread."""
         if self._process is not None:
@@ -134,7 +143,7 @@ class RowProcess:
             if line[0] == END:
                 return
             if line[0] == FAILED:
-                raise _error_of(*json.loads(line[1:]))
+                raise _error_of(self._name, *json.loads(line[1:]))
             if line[0] == kind:
                 yield line[1:]
         _log.error('reader ended', dataset=self._name, status=process.wait())
@@ -172,6 +181,11 @@ class StreamedRows:
                 # `kill` ran while the process started.
                 self._process.kill()
 
+    def raise_failure(self) -> None:
+        """Raise the error of the current iteration if its process failed; see `RowProcess.raise_failure`."""
+        if self._process is not None:
+            self._process.raise_failure()
+
     def __iter__(self) -> Iterator[Row]:
         self.start()
         process = self._process
@@ -205,5 +219,7 @@ class StreamedRows:
             process.kill()
 
 
-def _error_of(kind: str, problem: str) -> Exception:
+def _error_of(dataset_id: str, kind: str, problem: str) -> Exception:
+    name = dataset_id.rpartition('://')[2]
+    problem = problem if name in problem else f'{name}: {problem}'
     return HubUnreachable(problem) if kind == 'HubError' else DatasetError(problem)

@@ -7,6 +7,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import structlog
+
 from twinkle.dataloader.ranks import RankSlice
 from twinkle.dataloader.replacing import ReplacementLog
 from twinkle.dataloader.sources import Layout, Position, StreamedBatches
@@ -28,6 +30,8 @@ from twinkle_services.data.domain import (
     TemplateStep,
 )
 from twinkle_services.kit.errors import InvalidField, ServiceUnreachable
+
+_log = structlog.get_logger('data')
 
 REACH_SECONDS = 30.0
 """Time in seconds for which a call waits while the stream is read up to its position; less than clients' deadlines."""
@@ -53,6 +57,7 @@ class StreamReader:
         try:
             yield stored, _Rows(view, stored, dataset, meter)
         except HubError as error:
+            _log.warning('hub unreachable', dataset=dataset.dataset_id, error=str(error))
             raise ServiceUnreachable('hub') from error
         except DatasetError as error:
             raise InvalidField('dataset_id', str(error)) from error
@@ -100,17 +105,24 @@ class _Rows:
                 yield item, size_bytes
 
     def measured(self) -> Generator[tuple[Row | InvalidField, int]]:
-        """Yield the rows and the errors of rows. The processes of all parts end with the iteration."""
+        """Yield the rows and the errors of rows. The processes of all parts end with the iteration.
+
+        If the process of a part of an interleaved mixture fails, its error is raised before the next row of any part,
+        although the part may have earlier rows that were not yielded.
+        """
+        parts = self._stored[: self._dataset.process_count]
         with ExitStack() as processes:
             for rows in self._stored:
                 processes.callback(rows.close)
             # Processes take seconds to open their files, so those that are read at the same time start together.
-            for rows in self._stored[: self._dataset.process_count]:
+            for rows in parts:
                 rows.start()
-            yield from self._measured()
+            yield from self._measured(parts if len(parts) > 1 else [])
 
-    def _measured(self) -> Iterator[tuple[Row | InvalidField, int]]:
+    def _measured(self, parts: Sequence[StreamedRows]) -> Iterator[tuple[Row | InvalidField, int]]:
         for item in self._view.items():
+            for rows in parts:
+                rows.raise_failure()
             if isinstance(item, RefusedRow):
                 yield self._problem_of(item), 0
                 continue

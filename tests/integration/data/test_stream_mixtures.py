@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,12 @@ def write(path: Path, *rows: Row) -> str:
     return str(path)
 
 
+def wait_for_exits(count: int) -> None:
+    """Wait until a number of processes of this one have ended."""
+    while sum(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children()) < count:
+        continue
+
+
 async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
     """A row that a part refuses names the part, also after later steps; a row that the mixture refuses does not."""
     names = [
@@ -119,6 +126,22 @@ async def test_a_failed_part_ends_the_others(hub: FakeHub, tmp_path: Path) -> No
     with pytest.raises(ServiceUnreachable):
         await engine_of(local_roots=(tmp_path,)).stream_rows(mixed, begin=0, count=9)
     assert readers() == []
+
+
+async def test_failed_part_is_reported_before_its_turn(tmp_path: Path) -> None:
+    """The error of a part whose process has failed is raised at the next row of another part, and names the part."""
+    first = write(tmp_path / 'a.jsonl', *({'x': number} for number in range(9)))
+    second = tmp_path / 'b'
+    second.mkdir()
+    write(second / 'train-0.jsonl', *({'x': number} for number in range(9)))
+    (second / 'train-1.jsonl').write_text('damaged')
+    stream = engine_of(local_roots=(tmp_path,)).stream(mixture_of([first, str(second)], [()] * 2), LOADER, consumed=0)
+    with closing(stream):
+        assert await stream.next() == ([{'x': 0}, {'x': 0}], 0)
+        await asyncio.to_thread(wait_for_exits, 2)
+        with pytest.raises(InvalidField) as failed:
+            await stream.next()
+    assert str(second) in failed.value.problem
 
 
 async def test_a_closed_stream_ends_all_parts(hub: FakeHub) -> None:
