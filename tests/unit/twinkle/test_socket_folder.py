@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,26 @@ folder = SocketFolder('one-', parent=Path(sys.argv[1]))
 print(folder.path, flush=True)
 sys.stdin.read()
 """
+
+
+UNLOCKABLE = """
+import errno, os, sys
+from pathlib import Path
+from twinkle.socket_folder import SocketFolder
+
+def refuse(event, arguments):
+    if event == 'fcntl.flock' and os.readlink(f'/proc/self/fd/{arguments[0]}').startswith(sys.argv[1]):
+        raise OSError(getattr(errno, sys.argv[2]), 'refused')
+
+sys.addaudithook(refuse)
+try:
+    folder = SocketFolder('twinkle-test-')
+    print(folder.path.parent)
+    folder.remove()
+except OSError as error:
+    print(error.strerror)
+"""
+"""Program in which locks below a folder fail with an error, as on a file system without locks."""
 
 
 def make_old(path: Path) -> None:
@@ -94,3 +115,17 @@ def test_forked_child_keeps_the_folder(tmp_path: Path) -> None:
     assert child.exitcode == 0
     assert folder.path.exists()
     folder.remove()
+
+
+@pytest.mark.parametrize('error', ['ENOTSUP', 'ENOLCK'])
+def test_temporary_folder_without_locks_is_not_used(error: str) -> None:
+    """The folder is below /tmp if the temporary folder has no locks; the error of a /tmp without locks has a cure."""
+    with tempfile.TemporaryDirectory(dir='/tmp') as folder:
+        environment = {**os.environ, 'TMPDIR': folder}
+        printed = [
+            subprocess.check_output([sys.executable, '-c', UNLOCKABLE, path, error], env=environment, text=True)
+            for path in (folder, '/tmp', '/none')
+        ]
+        assert os.listdir(folder) == []  # noqa: PTH208 (names)
+    assert [printed[0].strip(), printed[2].strip()] == ['/tmp', folder]
+    assert 'set TMPDIR' in printed[1]
