@@ -128,8 +128,9 @@ async def test_prefixes_are_reused_within_a_version_only(vllm_engine, oracle, tm
 
 
 @pytest.mark.usefixtures('vllm_engine')
-async def test_sockets_of_vllm_are_in_a_private_folder():
-    """The sockets of vLLM are in a folder that only the user can enter, and that the sampler removes."""
+async def test_sockets_and_files_of_vllm_are_in_a_private_folder():
+    """The sockets of vLLM and the file for its workers are in a folder that only the user can enter."""
     with os.scandir(os.environ['VLLM_RPC_BASE_PATH']) as entries:
-        assert any(stat.S_ISSOCK(entry.stat().st_mode) for entry in entries)
+        kinds = {stat.S_IFMT(entry.stat().st_mode) for entry in entries}
+    assert kinds == {stat.S_IFSOCK, stat.S_IFREG}
     assert stat.S_IMODE(os.stat(os.environ['VLLM_RPC_BASE_PATH']).st_mode) == stat.S_IRWXU  # noqa: PTH116

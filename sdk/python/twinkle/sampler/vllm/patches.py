@@ -7,16 +7,18 @@
 * Mapped adapters are copied into slots by one batched copy. Structured output has time limits and can be continued.
 * If one request in a step selects the tokens whose log-probabilities are returned, the sampler omits the most likely
   tokens of all other requests. The patch keeps these tokens.
-* Both model runners record the embeddings of prompts that requests need (`embeddings.py`).
+* Both model runners record requested embeddings of prompts. The file that connects workers is beside the sockets.
 """
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import vllm
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm import envs
 from vllm.lora import model_manager
 from vllm.lora.punica_wrapper import punica_cpu
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
@@ -28,6 +30,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.worker_base import WorkerBase
 
 from twinkle.sampler.vllm import cpu_lora, embeddings
 from twinkle.sampler.vllm.adapter_slots import MappedAdapter, Slots
@@ -58,6 +61,7 @@ def apply() -> None:
     StructuredOutputManager._create_grammar = _create_grammar  # noqa: SLF001 - no public name exists
     Sampler.forward = _sample
     Sampler.gather_specific_token_logprobs = _gather_chosen
+    WorkerBase.__init__ = _start_worker
     GPUModelRunner._bookkeeping_sync = _record_step  # noqa: SLF001 - no public name exists
     PromptLogprobsWorker.add_request = _add_request
     PromptLogprobsWorker.remove_request = _remove_request
@@ -74,6 +78,7 @@ _stock_accept_tokens: Callable[..., bool] = XgrammarGrammar.accept_tokens
 _stock_fill_bitmask: Callable[..., None] = XgrammarGrammar.fill_bitmask
 _stock_sample: Callable[..., Any] = Sampler.forward
 _stock_gather_chosen: Callable[..., Any] = Sampler.gather_specific_token_logprobs
+_stock_start_worker: Callable[..., None] = WorkerBase.__init__
 _stock_record_step: Callable[..., Any] = GPUModelRunner._bookkeeping_sync  # noqa: SLF001 - no public name exists
 _stock_add_request: Callable[..., None] = PromptLogprobsWorker.add_request
 _stock_remove_request: Callable[..., None] = PromptLogprobsWorker.remove_request
@@ -121,6 +126,19 @@ def _sample(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwa
     if not logits.is_cuda:
         self.twinkle_states = {row: generator.get_state() for row, generator in sampling_metadata.generators.items()}
     return _stock_sample(self, logits, sampling_metadata, *args, **kwargs)
+
+
+def _start_worker(
+    self: Any, vllm_config: Any, local_rank: int, rank: int, distributed_init_method: str, **kwargs: Any
+) -> None:
+    """Create a worker. The file that connects the workers of an engine is placed in the folder of sockets.
+
+    vLLM creates the file in the temporary folder, and leaves the file there when its processes are killed.
+    """
+    if distributed_init_method.startswith('file://'):
+        name = PurePath(distributed_init_method).name
+        distributed_init_method = f'file://{envs.VLLM_RPC_BASE_PATH}/{name}'
+    _stock_start_worker(self, vllm_config, local_rank, rank, distributed_init_method, **kwargs)
 
 
 def _record_step(self: Any, scheduler_output: Any, sampled: Any, logits: Any, hidden_TD: Tensor, *args: Any) -> Any:
