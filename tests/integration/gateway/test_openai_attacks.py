@@ -6,9 +6,10 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -17,17 +18,33 @@ from fixtures.fake_sampler_engine import FakeSamplerEngine
 from fixtures.fake_samplers import until
 from fixtures.openai_gateway import OpenAiGateway, openai_gateway
 from fixtures.running_gateway import ADMIN_KEY
+from twinkle_services.sampler.domain.generation import GenerationEvent, GenerationRequest
 
-STREAMS = 200
-"""Number of streams that are started and not read."""
+STREAMS = 64
+"""Number of streams that are started and not read, more than a pool of threads has."""
 MAX_TOKENS = 400_000
 """Token limit of a stream that never finishes during a test."""
+
+
+class CountingEngine(FakeSamplerEngine):
+    """Engine that counts the events of each request."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.sampled: Counter[str] = Counter()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Count and yield the events of a request."""
+        async with contextlib.aclosing(super().generate(request)) as events:
+            async for event in events:
+                self.sampled[request.request_id] += 1
+                yield event
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[OpenAiGateway]:
     """A gateway with an engine whose sequences may be very long."""
-    engine = FakeSamplerEngine(context_tokens=MAX_TOKENS + 100, max_sequences=STREAMS)
+    engine = CountingEngine(context_tokens=MAX_TOKENS + 100, max_sequences=STREAMS)
     async with openai_gateway(tmp_path, engine) as gateway:
         yield gateway
 
@@ -87,17 +104,14 @@ async def test_name_with_an_unpaired_surrogate_is_refused(running: OpenAiGateway
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
-    """Unread streams do not block other requests, use bounded memory, and stop when their connections are reset."""
+async def test_unread_streams_do_not_block_other_requests(running: OpenAiGateway) -> None:
+    """Requests succeed beside more unread streams than threads, which stop when their connections are reset."""
     tasks = len(asyncio.all_tasks())
-    before = psutil.Process(os.getpid()).memory_info().rss
     sockets = [_start_stream(running) for _ in range(STREAMS)]
     await running.sampler.wait_for_load(STREAMS)
-    for _ in range(20):
-        response = await running.post('/completions', {'model': 'tiny', 'prompt': 'a', 'max_tokens': 1, 'logprobs': 20})
-        assert response.status_code == 200
-    growth = psutil.Process(os.getpid()).memory_info().rss - before
-    assert growth < STREAMS << 20
+    client = running.client()
+    for _ in range(10):
+        await client.completions.create(model='tiny', prompt='a', max_tokens=1)
     for stream in sockets:
         # A zero linger time resets the connection instead of closing it.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
@@ -105,6 +119,25 @@ async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
     await running.sampler.wait_for_load(0)
     assert running.engine.request_ids == ()
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_slow_readers_use_bounded_memory(running: OpenAiGateway) -> None:
+    """The engine stops sampling for an unread stream when the buffers on the way are full, which take about 6 MB."""
+    sampled = cast('CountingEngine', running.engine).sampled
+    before = psutil.Process(os.getpid()).memory_info().rss
+    stream, client = _start_stream(running), running.client()
+    await running.sampler.wait_for_load(1)
+    [request_id] = running.engine.request_ids
+    counts = [0, 1]
+    while len(set(counts[-50:])) > 1:
+        await client.completions.create(model='tiny', prompt='a', max_tokens=1)
+        counts.append(sampled[request_id])
+    assert running.engine.request_ids == (request_id,)
+    assert psutil.Process(os.getpid()).memory_info().rss - before < 16 << 20
+    stream.close()
+    await running.sampler.wait_for_load(0)
 
 
 def _start_stream(running: OpenAiGateway) -> Any:
@@ -116,7 +149,7 @@ def _start_stream(running: OpenAiGateway) -> Any:
         'max_tokens': MAX_TOKENS,
         'ignore_eos': True,
         'stream': True,
-        'logprobs': 5,
+        'logprobs': 20,
     }
     body = json.dumps(fields).encode()
     stream = socket.socket()
