@@ -54,6 +54,11 @@ def test_properties_lengths_and_iterators_are_forwarded(found: dict[str, Any]) -
     assert (found['amount'], found['length'], found['items']) == (10, 3, [3, 2, 1])
 
 
+def test_workers_pause_collections_for_their_first_component(found: dict[str, Any]) -> None:
+    """A worker collects no garbage while it imports and creates its first component, and then excludes the imports."""
+    assert found['collections'] == [[False, True, True], [True, True, True]]
+
+
 def test_loader_in_a_worker_yields_whole_batches(found: dict[str, Any]) -> None:
     """A loader in a group yields every batch to the program, and keeps its position."""
     assert found['batches'] == [[[0, 1], [2, 3], [4, 5]], 3, 6]
