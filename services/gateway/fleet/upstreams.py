@@ -325,6 +325,12 @@ class Upstreams:
         """Finds the channel of a call to a model service; None without a model service."""
         self.lookups = GrpcLookups(self.calls, channels.get('checkpoint'), internal_token=internal_token)
 
+    def channels_to(self, kind: str) -> Mapping[str, grpc.aio.Channel]:
+        """Return the channels for calls on behalf of clients to the services of a kind, such as 'model', by name."""
+        if kind == MODEL:
+            return self.models
+        return {kind: self.channels[kind]} if kind in self.channels else {}
+
     def all_facts(self, samplers: ServiceFacts) -> list[ServiceFacts]:
         """Return the sources of the descriptions of all services; `samplers` describes the fleet."""
         return [*self.model_facts, samplers, self.facts['data'], self.facts['checkpoint']]

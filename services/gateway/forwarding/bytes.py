@@ -8,15 +8,14 @@ error of the transport is converted. The request id is added to the trailing met
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 
-from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.kit.errors import DomainError, ServiceUnreachable
 from twinkle_services.kit.rpc.call import Context, cancelled_if_disconnected
 from twinkle_services.kit.rpc.channel import forwarded_metadata
@@ -25,6 +24,14 @@ from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY
 from twinkle_services.kit.rpc.status import error_from_call
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+Handler = Any
+"""Handler of a method. The type stubs of gRPC do not cover its asyncio handlers."""
+Request = Any
+"""Bytes of a request, or the stream of requests of a method whose client streams."""
+Admit = Callable[[Request, Context], AbstractAsyncContextManager[Request]]
+"""Waits until a request may be forwarded, and yields the request to forward; the block lasts until the call ends."""
+Route = Callable[[Request], Awaitable[tuple[str, Request]]]
+"""Returns the name of the service for a request, and the request to forward."""
 
 STATUS_DETAILS_KEY = 'grpc-status-details-bin'
 _SETTLE_SECONDS = 0.005
@@ -33,99 +40,84 @@ disconnected client like a finished stream, and cancels the call shortly after. 
 treat a disconnected client as a finished one. Delete this constant once grpc.aio distinguishes the two."""
 
 
-class Forwarder:
-    """Handles those methods of `contracts` that clients may call, by calling the service behind the gateway.
+class ForwardedMethod:
+    """Handles one method by calling a service behind the gateway.
 
-    Contracts and channels are keyed by service. A call to a service without a channel is refused as unreachable.
+    Args:
+        method: the method in the contract.
+        channels: channels without interceptors, by the names of the services that may serve the method. Without a
+            channel, calls are refused as unreachable.
+        kind: kind of these services in errors.
+        internal_token: proves the gateway's identity to the services.
+        admit: applies quotas to each call; None forwards every call immediately.
     """
 
     def __init__(
         self,
-        contracts: Mapping[str, Sequence[ServiceDescriptor]],
-        *,
+        method: MethodDescriptor,
         channels: Mapping[str, grpc.aio.Channel],
+        *,
+        kind: str,
         internal_token: str,
+        admit: Admit | None = None,
     ) -> None:
-        self._outgoing = partial(forwarded_metadata, internal_token)
-        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        """Handlers of the methods by full name with a leading slash."""
-        for service, descriptors in contracts.items():
-            for method in (method for descriptor in descriptors for method in descriptor.methods):
-                name = f'{method.containing_service.full_name}/{method.name}'
-                if requirement_of(name) is not Access.INTERNAL:
-                    self.handlers[f'/{name}'] = self._handler(method, service, channels.get(service))
-
-    def _handler(
-        self, method: MethodDescriptor, service: str, channel: grpc.aio.Channel | None
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        if channel is None:
-            return grpc.stream_stream_rpc_method_handler(_unreachable(service))
+        self.descriptor = method
+        self._kind = kind
+        self._internal_token = internal_token
+        self._admit = admit
+        sides = method.client_streaming, method.server_streaming
+        self._shape = '_'.join('stream' if is_streaming else 'unary' for is_streaming in sides)
         path = f'/{method.containing_service.full_name}/{method.name}'
-        match (method.client_streaming, method.server_streaming):
-            case (False, False):
-                return grpc.unary_unary_rpc_method_handler(self._unary_unary(channel.unary_unary(path), service))
-            case (False, True):
-                return grpc.unary_stream_rpc_method_handler(self._unary_stream(channel.unary_stream(path), service))
-            case (True, False):
-                return grpc.stream_unary_rpc_method_handler(self._stream_unary(channel.stream_unary(path), service))
-            case _:
-                return grpc.stream_stream_rpc_method_handler(self._stream_stream(channel.stream_stream(path), service))
+        self._calls = {name: getattr(channel, self._shape)(path) for name, channel in channels.items()}
+        """The method at each service."""
 
-    def _unary_unary(self, method: Any, service: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def forward(request: bytes, context: Context) -> bytes:
-            call = method(request, timeout=context.time_remaining(), metadata=self._outgoing())
-            try:
-                response: bytes = await call
+    def handler(self, route: Route | None = None) -> Handler:
+        """Return a handler that calls the service that `route` chooses; without a route, the only service."""
+        serve = self._stream if self.descriptor.server_streaming else self._respond
+        return getattr(grpc, f'{self._shape}_rpc_method_handler')(partial(serve, route))
+
+    async def call_at(self, service: str, request: bytes, context: Context) -> bytes:
+        """Call a service with one request, and return its only response."""
+        async with self._calling(service, request, context) as call:
+            return await call
+
+    async def _respond(self, route: Route | None, request: Request, context: Context) -> bytes:
+        async with self._routed(route, request, context) as call:
+            return await call
+
+    async def _stream(self, route: Route | None, request: Request, context: Context) -> AsyncGenerator[bytes, None]:
+        async with self._routed(route, request, context) as call:
+            async for response in call:
+                yield response
+
+    @asynccontextmanager
+    async def _routed(self, route: Route | None, request: Request, context: Context) -> AsyncIterator[Any]:
+        """Admit a request, and call the service that it belongs to; see `_calling`."""
+        if not self._calls:
+            raise ServiceUnreachable(self._kind)
+        async with nullcontext(request) if self._admit is None else self._admit(request, context) as admitted:
+            service, outgoing = (next(iter(self._calls)), admitted) if route is None else await route(admitted)
+            async with self._calling(service, outgoing, context) as call:
+                yield call
+
+    @asynccontextmanager
+    async def _calling(self, service: str, request: Request, context: Context) -> AsyncIterator[Any]:
+        """Call a service, and yield the call; the block reads all responses. End the client's call like this one."""
+        is_unary = isinstance(request, bytes)
+        call = self._calls[service](
+            *((request,) if is_unary else ()),
+            timeout=context.time_remaining(),
+            metadata=forwarded_metadata(self._internal_token),
+        )
+        try:
+            async with nullcontext() if is_unary else _sending(request, call):
+                yield call
                 _set_trailing(context, await call.trailing_metadata())
-            except grpc.aio.AioRpcError as error:
-                await _fail(error, context, service=service)
-                raise
-            return response
-
-        return forward
-
-    def _unary_stream(self, method: Any, service: str) -> Callable[[bytes, Context], AsyncGenerator[bytes, None]]:
-        async def forward(request: bytes, context: Context) -> AsyncGenerator[bytes, None]:
-            call = method(request, timeout=context.time_remaining(), metadata=self._outgoing())
-            try:
-                async for response in call:
-                    yield response
-                _set_trailing(context, await call.trailing_metadata())
-            except grpc.aio.AioRpcError as error:
-                await _fail(error, context, service=service)
-            finally:
-                call.cancel()
-
-        return forward
-
-    def _stream_unary(self, method: Any, service: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
-        async def forward(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            call = method(timeout=context.time_remaining(), metadata=self._outgoing())
-            try:
-                async with _sending(requests, call):
-                    response: bytes = await call
-                _set_trailing(context, await call.trailing_metadata())
-            except grpc.aio.AioRpcError as error:
-                await _fail(error, context, service=service)
-                raise
-            return response
-
-        return forward
-
-    def _stream_stream(
-        self, method: Any, service: str
-    ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[bytes, None]]:
-        async def forward(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-            call = method(timeout=context.time_remaining(), metadata=self._outgoing())
-            try:
-                async with _sending(requests, call):
-                    async for response in call:
-                        yield response
-                    _set_trailing(context, await call.trailing_metadata())
-            except grpc.aio.AioRpcError as error:
-                await _fail(error, context, service=service)
-
-        return forward
+        except grpc.aio.AioRpcError as error:
+            await _fail(error, context, service=self._kind)
+            raise
+        finally:
+            call.cancel()
 
 
 @asynccontextmanager
@@ -182,13 +174,3 @@ async def _fail(error: grpc.aio.AioRpcError, context: Context, *, service: str) 
     pairs = ((key, value) for key, value in trailing if key == STATUS_DETAILS_KEY or key[:5] != 'grpc-')
     with cancelled_if_disconnected():
         await context.abort(error.code(), error.details() or '', _with_request_id(pairs))
-
-
-def _unreachable(service: str) -> Callable[[Any, Context], AsyncGenerator[bytes, None]]:
-    async def refuse(requests: Any, context: Context) -> AsyncGenerator[bytes, None]:
-        del requests, context
-        for _ in ():
-            yield b''
-        raise ServiceUnreachable(service)
-
-    return refuse

@@ -1,12 +1,11 @@
 """Handlers of all gRPC contracts: those that the gateway serves itself, and those that it forwards."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2, version_service_pb2
 from twinkle.api.data.v1 import dataset_service_pb2, loader_service_pb2
@@ -33,15 +32,16 @@ from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServic
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
 from twinkle_services.gateway.catalogue.open import Catalogue
 from twinkle_services.gateway.config import GatewayConfig
+from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.gateway.exports.exports import Exports
 from twinkle_services.gateway.exports.servicer import ExportServicer
 from twinkle_services.gateway.fleet.model_routes import MODEL
 from twinkle_services.gateway.fleet.replicas import Replicas
 from twinkle_services.gateway.fleet.servicer import FleetServicer
 from twinkle_services.gateway.fleet.upstreams import Upstreams
-from twinkle_services.gateway.forwarding.admission import AdmittedCalls
-from twinkle_services.gateway.forwarding.by_model import ModelForwarder
-from twinkle_services.gateway.forwarding.bytes import Forwarder
+from twinkle_services.gateway.forwarding.admission import QuotaAdmission
+from twinkle_services.gateway.forwarding.by_model import model_handler
+from twinkle_services.gateway.forwarding.bytes import ForwardedMethod
 from twinkle_services.gateway.keys.open import Accounts
 from twinkle_services.gateway.keys.servicer import KeyServicer
 from twinkle_services.gateway.metrics.metrics import Metrics
@@ -119,24 +119,29 @@ def open_forwarding(
     config: GatewayConfig, upstreams: Upstreams, limits: TrainingLimits, *, sampling: Sampling
 ) -> dict[grpc.GenericRpcHandler, Mapping[str, bool]]:
     """Return a handler for each contract of forwarded calls and of sampling, with the methods that it serves."""
-    token = config.internal_token
-    forwarders: list[Forwarder | ModelForwarder] = [
-        Forwarder(FORWARDED, channels=upstreams.channels, internal_token=token)
-    ]
-    if upstreams.routes is not None:
-        others = {service: contracts for service, contracts in FORWARDED.items() if service != MODEL}
-        forwarders = [
-            Forwarder(others, channels=upstreams.channels, internal_token=token),
-            ModelForwarder(FORWARDED[MODEL], channels=upstreams.models, routes=upstreams.routes, internal_token=token),
-        ]
-    admission = AdmittedCalls(limits, patience_seconds=config.quotas.patience.total_seconds())
-    forwarded = chain.from_iterable(item.handlers.items() for item in forwarders)
-    handlers = {method: admission.admitted(method, handler) for method, handler in forwarded}
-    contracts = defaultdict[str, dict[str, Any]](dict)
-    for path, handler in (*sampler_handlers(sampling).items(), *handlers.items()):
-        _, contract, name = path.split('/')
-        contracts[contract][name] = handler
+    admission = QuotaAdmission(limits, patience_seconds=config.quotas.patience.total_seconds())
+    handlers = defaultdict[str, dict[str, Any]](dict, sampler_handlers(sampling))
+    for service, method in _forwarded_methods():
+        routes = upstreams.routes if service == MODEL else None
+        forwarded = ForwardedMethod(
+            method,
+            upstreams.channels_to(service),
+            kind=service,
+            internal_token=config.internal_token,
+            admit=admission.by_method.get(method.full_name),
+        )
+        handler = forwarded.handler() if routes is None else model_handler(forwarded, routes)
+        handlers[method.containing_service.full_name][method.name] = handler
     return {
         grpc.method_handlers_generic_handler(contract, methods): {f'{contract}/{name}': True for name in methods}
-        for contract, methods in contracts.items()
+        for contract, methods in handlers.items()
     }
+
+
+def _forwarded_methods() -> Iterator[tuple[str, MethodDescriptor]]:
+    """Yield the methods that clients may call, each with the kind of the service that has the method."""
+    for service, contracts in FORWARDED.items():
+        for contract in contracts:
+            for method in contract.methods:
+                if requirement_of(f'{contract.full_name}/{method.name}') is not Access.INTERNAL:
+                    yield service, method

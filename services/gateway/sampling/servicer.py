@@ -112,12 +112,12 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 """Decoders of the methods' requests; methods without a decoder receive the bytes."""
 
 
-def sampler_handlers(sampling: Sampling) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return a handler for each method, by full name with a leading slash; handlers send the servicer's bytes."""
+def sampler_handlers(sampling: Sampling) -> dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
+    """Return the handlers of the contract's methods, by contract and method; handlers send the servicer's bytes."""
     servicer = SamplerServicer(sampling)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in _DESCRIPTOR.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         serve, decode = getattr(servicer, method.name), _DECODERS.get(method.name)
-        handlers[f'/{_DESCRIPTOR.full_name}/{method.name}'] = make(serve, request_deserializer=decode)
-    return handlers
+        handlers[method.name] = make(serve, request_deserializer=decode)
+    return {_DESCRIPTOR.full_name: handlers}
