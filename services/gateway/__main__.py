@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from twinkle_services.gateway.catalogue.checkpoints import Catalogue, checkpoint_jobs, open_catalogue
 from twinkle_services.gateway.catalogue.follow import Purge
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
-from twinkle_services.gateway.catalogue.open import Catalogue, checkpoint_jobs, open_catalogue
 from twinkle_services.gateway.catalogue.sql import SqlEndedRows
 from twinkle_services.gateway.config import GatewayConfig
-from twinkle_services.gateway.console.open import open_console
+from twinkle_services.gateway.console.routes import open_console
 from twinkle_services.gateway.errors import StoredRowDamaged
 from twinkle_services.gateway.exports.runner import open_exports
 from twinkle_services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
@@ -24,7 +24,7 @@ from twinkle_services.gateway.futures.grpc import GrpcTrainer
 from twinkle_services.gateway.futures.open import FutureService, open_futures, open_handles
 from twinkle_services.gateway.http.server import HttpServer, open_http
 from twinkle_services.gateway.keys.authenticator import GatewayAuthenticator, KeyAuthenticator
-from twinkle_services.gateway.keys.open import Accounts, open_keys
+from twinkle_services.gateway.keys.keys import Accounts, open_keys
 from twinkle_services.gateway.keys.pepper import PepperUnusable
 from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.metrics.metrics import open_metrics

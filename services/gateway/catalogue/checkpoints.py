@@ -1,4 +1,4 @@
-"""Operations on checkpoints.
+"""Operations on checkpoints, and the wiring of the catalogue to a database.
 
 The checkpoint service makes all changes, and reports them in a feed (see `follow`). `delete`, `set_ttl` and
 `set_public` also update the catalogue immediately. A copy is listed as soon as the feed reports it.
@@ -6,12 +6,19 @@ The checkpoint service makes all changes, and reports them in a feed (see `follo
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from datetime import timedelta
 
-from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
+import grpc
+
+from twinkle_services.gateway.catalogue.follow import FeedFollower
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
-from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
+from twinkle_services.gateway.catalogue.runs import Runs
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
 from twinkle_services.gateway.paging import Listing, Page
+from twinkle_services.gateway.sessions.sweep import Job
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.ids import new_id
@@ -91,3 +98,27 @@ class Checkpoints:
 
 def _copy_run_id(tenant_id: str, key: str) -> str:
     return f'cp-{hashlib.blake2s(f"{tenant_id} {key}".encode(), digest_size=_KEY_BYTES).hexdigest()}'
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Runs and checkpoints of all tenants."""
+
+    runs: Runs
+    checkpoints: Checkpoints
+    client: GrpcCheckpoints
+    """Client of the checkpoint service."""
+
+
+def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock) -> Catalogue:
+    """Return the catalogue that is stored in `database` and changes checkpoints through `client`."""
+    checkpoints = Checkpoints(client, SqlCheckpointStore(database), clock=clock)
+    return Catalogue(Runs(SqlRunStore(database)), checkpoints, client)
+
+
+def checkpoint_jobs(database: Database, channel: grpc.aio.Channel | None, *, clock: Clock) -> list[Job]:
+    """Return a list with the job that copies checkpoints to the catalogue, or an empty list without a `channel`."""
+    if channel is None:
+        return []
+    feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)
+    return [FeedFollower('checkpoints', feed=feed, store=store, clock=clock).run]

@@ -25,8 +25,7 @@ from twinkle_services.gateway.console.frames import (
     timeout_seconds,
     trailers_frame,
 )
-from twinkle_services.gateway.console.rules import check_origin
-from twinkle_services.gateway.console.sessions import BrowserSessions
+from twinkle_services.gateway.console.sessions import BrowserSessions, check_origin
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.gateway.http.body import read_bytes
 from twinkle_services.gateway.http.call import ErrorFormat, HttpCall, JsonResponse, Response

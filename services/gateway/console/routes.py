@@ -1,36 +1,53 @@
 """Routes of the console: the app's files, login and logout, one-time links, gRPC-Web, and downloads."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
 from pydantic import Field
 
+from twinkle.socket_folder import SocketFolder
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.paths import NATIVE_SCHEME
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.console.calls import WebCalls
 from twinkle_services.gateway.console.files import INDEX, AppFiles
-from twinkle_services.gateway.console.rules import MAX_SECRET_LENGTH, check_origin, set_cookie, uses_tls
-from twinkle_services.gateway.console.sessions import BrowserSession, BrowserSessions, LoginLinks
+from twinkle_services.gateway.console.sessions import (
+    MAX_SECRET_LENGTH,
+    BrowserSession,
+    BrowserSessions,
+    LoginLinks,
+    check_origin,
+    set_cookie,
+    uses_tls,
+)
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.fleet.model_routes import shown_text
 from twinkle_services.gateway.http.archives import ByteRange, FileResponse
 from twinkle_services.gateway.http.body import Pace, read_bytes, read_json
 from twinkle_services.gateway.http.call import JSON_TYPE, STATUSES, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.http.validation import JsonModel, read_model
+from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.pepper import PepperedSealer, pepper_of
 from twinkle_services.kit.caller import Caller, require_scope
+from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.rpc.auth import bearer_token
+from twinkle_services.kit.rpc.channel import open_forwarding_channel
 from twinkle_services.kit.rpc.context import current_caller
+from twinkle_services.kit.rpc.server import RpcServer
 
 API = '/console/api/'
 ANY_KEY = '/twinkle.api.server.v1.ServerService/GetServerInfo'
 """RPC method that every key may call."""
 DOWNLOAD = '/twinkle.api.checkpoint.v1.CheckpointService/DownloadCheckpoint'
 """RPC method with the access rules of downloads."""
+STATIC = Path(__file__).parent / 'static'
+"""Folder of the built app."""
 _BODY_BYTES = 1 << 12
 _PACE = Pace(seconds=10.0)
 """Time limit for the body of a login, which callers without credentials can send."""
@@ -246,3 +263,34 @@ def _session_json(session: BrowserSession) -> dict[str, Any]:
 
 def _time_json(time: datetime) -> str:
     return time.strftime('%Y-%m-%dT%H:%M:%SZ')
+
+
+def open_console(
+    config: GatewayConfig,
+    server: RpcServer,
+    verifier: KeyVerifier,
+    stack: AsyncExitStack,
+    *,
+    checkpoints: GrpcCheckpoints,
+    clock: Clock,
+) -> list[Route]:
+    """Return the routes of the console, which call `server` through a private socket; [] if the console is disabled.
+
+    Args:
+        config: Configuration of the gateway.
+        server: The gateway's gRPC server, not started.
+        verifier: Verifier of API keys.
+        stack: Closes the channel and removes the socket.
+        checkpoints: Client of the checkpoint service.
+        clock: Clock of the gateway.
+    """
+    if not (config.console and config.http_listen):
+        return []
+    folder = SocketFolder('twinkle-console-')
+    stack.callback(folder.remove)
+    channel = open_forwarding_channel(server.listen_on_socket(folder.path / 'rpc'))
+    stack.push_async_callback(channel.close)
+    sessions = BrowserSessions(verifier, PepperedSealer(pepper_of(config)), clock=clock)
+    calls = WebCalls(channel, server.methods, sessions, body_bytes=config.http_body_bytes, errors=ConsoleErrors())
+    files = AppFiles(config.console_files or STATIC)
+    return ConsoleRoutes(files, sessions, LoginLinks(clock=clock), calls=calls, checkpoints=checkpoints).routes()

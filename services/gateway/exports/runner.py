@@ -21,8 +21,7 @@ from twinkle_services.gateway.exports.exports import ExportNotifier, Exports
 from twinkle_services.gateway.exports.rules import Export, ExportState, SentFolder, parse_target, pause_after
 from twinkle_services.gateway.exports.sql import SqlExportStore
 from twinkle_services.gateway.exports.transfers import CheckpointArchives, ExportTargets, ReportBytes
-from twinkle_services.gateway.keys.open import pepper_of
-from twinkle_services.gateway.keys.pepper import PepperedSealer
+from twinkle_services.gateway.keys.pepper import PepperedSealer, pepper_of
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock

@@ -30,7 +30,7 @@ from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceSe
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
-from twinkle_services.gateway.catalogue.open import Catalogue
+from twinkle_services.gateway.catalogue.checkpoints import Catalogue
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.gateway.exports.exports import Exports
@@ -42,7 +42,7 @@ from twinkle_services.gateway.fleet.upstreams import Upstreams
 from twinkle_services.gateway.forwarding.admission import QuotaAdmission
 from twinkle_services.gateway.forwarding.by_model import model_handler
 from twinkle_services.gateway.forwarding.bytes import ForwardedMethod
-from twinkle_services.gateway.keys.open import Accounts
+from twinkle_services.gateway.keys.keys import Accounts
 from twinkle_services.gateway.keys.servicer import KeyServicer
 from twinkle_services.gateway.metrics.metrics import Metrics
 from twinkle_services.gateway.metrics.servicer import MetricServicer

@@ -1,14 +1,18 @@
-"""Operations on API keys."""
+"""Operations on API keys, and the wiring of tenants, projects and keys to a database."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.errors import KeyNotFound
 from twinkle_services.gateway.keys.authenticator import KeyVerifier
+from twinkle_services.gateway.keys.pepper import PepperedHasher, pepper_of
 from twinkle_services.gateway.keys.rules import DEFAULT_TENANT, ApiKey, IssuedKey, KeyRequest, new_secret
-from twinkle_services.gateway.keys.sql import SqlKeyStore
+from twinkle_services.gateway.keys.sql import SqlKeyStore, SqlProjectStore, SqlTenantStore
 from twinkle_services.gateway.keys.tenants import Projects, Tenants
 from twinkle_services.gateway.paging import Listing, Page
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.ids import new_id
 
@@ -100,3 +104,29 @@ class Keys:
         if key is None:
             raise KeyNotFound(key_id)
         return key
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Operations on tenants, their projects and their API keys."""
+
+    tenants: Tenants
+    projects: Projects
+    keys: Keys
+    verifier: KeyVerifier
+
+
+async def open_keys(config: GatewayConfig, database: Database, *, clock: Clock) -> Accounts:
+    """Create the default tenant and the configured bootstrap key in `database`, and return the operations on accounts.
+
+    Raises:
+        PepperUnusable: the pepper of the stored keys is missing or damaged.
+    """
+    store = SqlKeyStore(database)
+    hasher = PepperedHasher(pepper_of(config, is_creation_allowed=not await store.has_keys()))
+    verifier = KeyVerifier(store, hasher=hasher, clock=clock, memory=config.key_memory)
+    tenants = Tenants(SqlTenantStore(database), clock=clock)
+    projects = Projects(SqlProjectStore(database), tenants, clock=clock)
+    keys = Keys(store, tenants, projects, verifier=verifier, clock=clock)
+    await keys.install_bootstrap_key(config.bootstrap_key)
+    return Accounts(tenants, projects, keys, verifier)

@@ -13,6 +13,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.kit.errors import CredentialsInvalid
 
 _PEPPER_BYTES = 32
@@ -95,6 +96,12 @@ def load_pepper(path: Path, *, is_creation_allowed: bool = True) -> bytes:
     if content not in (pepper, pepper + _checksum_of(pepper)) or len(pepper) < _PEPPER_BYTES:
         raise PepperUnusable(f'{path} is damaged, so no API key could be verified; restore the file from a backup')
     return pepper
+
+
+def pepper_of(config: GatewayConfig, *, is_creation_allowed: bool = True) -> bytes:
+    """Return the configured pepper, or the one in the state folder; see `load_pepper`."""
+    stored = config.pepper_file()
+    return bytes.fromhex(config.key_pepper) or load_pepper(stored, is_creation_allowed=is_creation_allowed)
 
 
 def _create(path: Path) -> None:

@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.catalogue.rules import EntryKey
-from twinkle_services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
-from twinkle_services.gateway.catalogue.sql import RunRow
+from twinkle_services.gateway.catalogue.sql import RunRow, SqlEndedRunRows, is_of_run, key_of, locked_counts
 from twinkle_services.gateway.errors import MetricsFull, RunDataDamaged, StoredRowDamaged, TenantMetricsFull
 from twinkle_services.gateway.metrics.chunks import ChunkKey, Points, chunks_of, count_of, joined, merge_all, reduced
 from twinkle_services.gateway.metrics.rules import (

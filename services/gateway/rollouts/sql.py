@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
 from twinkle_services.gateway.catalogue.rules import EntryKey
-from twinkle_services.gateway.catalogue.run_rows import SqlEndedRunRows, is_of_run, key_of, locked_counts
+from twinkle_services.gateway.catalogue.sql import SqlEndedRunRows, is_of_run, key_of, locked_counts
 from twinkle_services.gateway.errors import RolloutsTooLarge, RunDataDamaged
 from twinkle_services.gateway.rollouts.packing import (
     DamagedGroup,

@@ -8,8 +8,7 @@ from typing import cast
 
 from twinkle_services.gateway.fleet.rules import Replica
 from twinkle_services.gateway.sampling.dispatch import Dispatch
-from twinkle_services.gateway.sampling.grpc import SamplerClient
-from twinkle_services.gateway.sampling.messages import aborted_results
+from twinkle_services.gateway.sampling.grpc import SamplerClient, aborted_results
 from twinkle_services.gateway.sampling.rules import BatchPart, BatchRequest, PromptResult
 from twinkle_services.gateway.sampling.slots import Slot
 from twinkle_services.gateway.sampling.streams import RunningRequest

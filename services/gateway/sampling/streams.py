@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from twinkle_services.gateway.errors import SamplingIdTaken
 from twinkle_services.gateway.fleet.rules import Replica
 from twinkle_services.gateway.sampling.dispatch import Dispatch
-from twinkle_services.gateway.sampling.grpc import SamplerClient
-from twinkle_services.gateway.sampling.messages import aborted_chunks
+from twinkle_services.gateway.sampling.grpc import SamplerClient, aborted_chunks
 from twinkle_services.gateway.sampling.rules import Progress, SampleChunk, SampleRequest
 from twinkle_services.gateway.sampling.suspects import Attempt
 from twinkle_services.kit.errors import Code, DomainError, ServiceUnreachable

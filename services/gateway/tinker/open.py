@@ -2,13 +2,13 @@
 
 from itertools import chain
 
-from twinkle_services.gateway.catalogue.open import Catalogue
+from twinkle_services.gateway.catalogue.checkpoints import Catalogue
 from twinkle_services.gateway.catalogue.sql import SqlBrowser, SqlRunStore
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from twinkle_services.gateway.futures.open import FutureService
 from twinkle_services.gateway.http.call import Route
-from twinkle_services.gateway.keys.open import Accounts
+from twinkle_services.gateway.keys.keys import Accounts
 from twinkle_services.gateway.sampling.sql import SqlHandleStore
 from twinkle_services.gateway.sessions.sessions import Sessions
 from twinkle_services.gateway.sessions.sql import SqlSessionStore

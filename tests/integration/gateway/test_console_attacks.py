@@ -21,7 +21,7 @@ from twinkle.api.gateway.v1.fleet_service_pb2_grpc import FleetServiceStub
 from twinkle.api.gateway.v1.session_service_pb2_grpc import SessionServiceStub
 from twinkle_services.gateway.__main__ import assembled
 from twinkle_services.gateway.config import GatewayConfig
-from twinkle_services.gateway.console.open import open_console
+from twinkle_services.gateway.console.routes import open_console
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.kit.clock import FakeClock
 from twinkle_services.kit.rpc.channel import identity_metadata, open_forwarding_channel

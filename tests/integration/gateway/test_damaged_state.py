@@ -18,7 +18,7 @@ from twinkle_services.gateway.futures.payloads import PayloadFiles
 from twinkle_services.gateway.futures.records import FutureRecords
 from twinkle_services.gateway.futures.rules import Future, FutureRequest
 from twinkle_services.gateway.futures.sql import SqlFutureStore
-from twinkle_services.gateway.keys.open import open_keys
+from twinkle_services.gateway.keys.keys import open_keys
 from twinkle_services.gateway.keys.pepper import PepperUnusable
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import FakeClock

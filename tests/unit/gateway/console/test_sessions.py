@@ -8,15 +8,17 @@ from typing import Any, cast
 import pytest
 
 from twinkle_services.gateway.console.files import AppFiles, BytesResponse
-from twinkle_services.gateway.console.rules import (
+from twinkle_services.gateway.console.sessions import (
+    LINKS_PER_TENANT,
+    BrowserSessions,
     Credential,
+    LoginLinks,
     check_origin,
     cookie_value,
     session_end,
     set_cookie,
     uses_tls,
 )
-from twinkle_services.gateway.console.sessions import LINKS_PER_TENANT, BrowserSessions, LoginLinks
 from twinkle_services.gateway.credentials import Scope
 from twinkle_services.gateway.keys.pepper import PepperedSealer
 from twinkle_services.gateway.keys.rules import ApiKey

@@ -8,8 +8,7 @@ import pytest
 
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.credentials import MIN_SECRET_LENGTH, Scope
-from twinkle_services.gateway.keys.open import pepper_of
-from twinkle_services.gateway.keys.pepper import PepperedHasher, PepperUnusable, load_pepper
+from twinkle_services.gateway.keys.pepper import PepperedHasher, PepperUnusable, load_pepper, pepper_of
 from twinkle_services.gateway.keys.rules import ApiKey, new_secret
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
