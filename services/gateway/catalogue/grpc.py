@@ -27,7 +27,7 @@ from twinkle_services.kit.errors import DomainError, ServiceUnreachable, StreamO
 from twinkle_services.kit.rpc.channel import forwarded_metadata
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import duration_to_proto
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.weights.wire import chunk_to_proto
 
 Entry = TypeVar('Entry')
@@ -98,10 +98,9 @@ class GrpcCheckpoints:
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
         call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:
-            async for part in call:
-                yield ArchivePart(part.chunk.data, part.archive_size_bytes, part.archive_digest)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='checkpoint') from error
+            with call_errors('checkpoint'):
+                async for part in call:
+                    yield ArchivePart(part.chunk.data, part.archive_size_bytes, part.archive_digest)
         finally:
             call.cancel()
 
@@ -117,19 +116,18 @@ class GrpcCheckpoints:
         )
         metadata = forwarded_metadata(self._internal_token)
         try:
-            call = self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
-            return _checkpoint_of(await call)
-        except grpc.aio.AioRpcError as error:
-            raise _with_offset(error_from_call(error, service='checkpoint')) from error
+            with call_errors('checkpoint'):
+                call = self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
+                return _checkpoint_of(await call)
+        except DomainError as error:
+            raise _with_offset(error) from error
 
     async def _call(
         self, method: Any, request: Any, *, is_internal: bool = False, seconds: float = _TIMEOUT_SECONDS
     ) -> Any:
         metadata = forwarded_metadata(self._internal_token, is_internal=is_internal)
-        try:
+        with call_errors('checkpoint'):
             return await method(request, timeout=seconds, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='checkpoint') from error
 
     def _require_stub(self) -> checkpoint_service_pb2_grpc.CheckpointServiceStub:
         if self._stub is None:
@@ -189,11 +187,10 @@ async def entry_events(
         DomainError: the call failed, for example because the service is unreachable or refuses the resume token.
     """
     try:
-        async for message in call:
-            if (event := _event_of(message, entry_of, id_field)) is not None:
-                yield event
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error, service=service) from error
+        with call_errors(service):
+            async for message in call:
+                if (event := _event_of(message, entry_of, id_field)) is not None:
+                    yield event
     finally:
         call.cancel()
 

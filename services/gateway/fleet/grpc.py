@@ -16,7 +16,7 @@ from twinkle_services.gateway.errors import ReplicaNotReached
 from twinkle_services.gateway.fleet.convert import load_from_proto
 from twinkle_services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
 from twinkle_services.kit.rpc.channel import open_forwarding_channel
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.tls import TlsConfig
 
 CONNECT_SECONDS = 5.0
@@ -87,10 +87,9 @@ class StaticSampler:
             DomainError: the sampler cannot be reached or refuses a call.
         """
         while True:
-            try:
-                yield replace(self.report, base_models=await self._base_models(), load=await self._load())
-            except grpc.aio.AioRpcError as error:
-                raise error_from_call(error, service='sampler') from error
+            with call_errors('sampler'):
+                report = replace(self.report, base_models=await self._base_models(), load=await self._load())
+            yield report
             await asyncio.sleep(1.0)
 
     async def _base_models(self) -> tuple[str, ...]:

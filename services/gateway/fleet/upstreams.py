@@ -18,10 +18,10 @@ from twinkle_services.gateway.fleet.model_routes import MODEL, ModelRoutes
 from twinkle_services.gateway.fleet.model_table import ModelReport
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
-from twinkle_services.kit.errors import AdapterExpired, Code, ServiceUnreachable
+from twinkle_services.kit.errors import AdapterExpired, Code, DomainError, ServiceUnreachable
 from twinkle_services.kit.rpc.channel import forwarded_metadata, open_channel
 from twinkle_services.kit.rpc.context import acting_for, current_caller
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.tls import TlsConfig
 
 DESCRIBE_SECONDS = 2.0
@@ -209,13 +209,13 @@ class GrpcModelFacts:
             metadata = forwarded_metadata(self._internal_token)
         call = cast(Any, self._channels[service]).unary_unary(_GET_ADAPTER)
         try:
-            await call(request, timeout=_GET_ADAPTER_SECONDS, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            failure = error_from_call(error, service='model')
-            if failure.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
+            with call_errors('model'):
+                await call(request, timeout=_GET_ADAPTER_SECONDS, metadata=metadata)
+        except DomainError as error:
+            if error.code in {Code.NOT_FOUND, Code.INVALID_ARGUMENT}:
                 # A service that removed the adapter counts as its owner, because only it can name the checkpoint.
-                return failure.reason == AdapterExpired.reason
-            raise failure from error
+                return error.reason == AdapterExpired.reason
+            raise
         return True
 
 
@@ -287,10 +287,8 @@ class GrpcLookups:
             raise ServiceUnreachable(service)
         call = cast(Any, channel).unary_unary(method)
         metadata = forwarded_metadata(self._internal_token)
-        try:
+        with call_errors(service):
             return await call(request, timeout=_LOOKUP_SECONDS, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service=service) from error
 
 
 class Upstreams:

@@ -13,11 +13,10 @@ from twinkle_services.gateway.fleet.upstreams import ModelChannels
 from twinkle_services.gateway.quotas.enforcement import TrainingLimits
 from twinkle_services.gateway.quotas.grpc import admitted_operation
 from twinkle_services.kit.caller import Caller
-from twinkle_services.kit.errors import ServiceUnreachable
 from twinkle_services.kit.rpc.channel import forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
 from twinkle_services.kit.rpc.serialized_fields import peek_text
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 
 _ADAPTERS = adapters.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name
@@ -89,11 +88,5 @@ class GrpcTrainer:
         with acting_for(Caller(tenant_id=tenant_id, scopes=frozenset({'train'}))):
             # Only an internal call may choose the id of an adapter.
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
-        call = cast(Any, channel).unary_unary(f'/{method}')(request, timeout=seconds, metadata=metadata)
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='model') from error
-        except grpc.aio.UsageError as error:
-            # The channel was closed because this gateway is stopping.
-            raise ServiceUnreachable('model') from error
+        with call_errors('model'):
+            return await cast(Any, channel).unary_unary(f'/{method}')(request, timeout=seconds, metadata=metadata)

@@ -17,7 +17,7 @@ from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.channel import forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
 from twinkle_services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -40,10 +40,8 @@ class GrpcDatasetSizes:
         with acting_for(Caller(tenant_id=tenant_id)):
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
         request = dataset_service_pb2.GetStoredBytesRequest()
-        try:
+        with call_errors('data'):
             stored = await self._stub.GetStoredBytes(request, timeout=_TIMEOUT_SECONDS, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, service='data') from error
         return stored.dataset_bytes + stored.upload_bytes
 
 

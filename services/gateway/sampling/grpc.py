@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from twinkle.api.sampler.v1 import sampler_service_pb2 as wire
@@ -36,7 +35,7 @@ from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, DomainE
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.paging import MAX_PAGE_SIZE
 from twinkle_services.kit.rpc.channel import forwarded_metadata
-from twinkle_services.kit.rpc.status import ForwardedError, error_from_call
+from twinkle_services.kit.rpc.status import ForwardedError, call_errors
 
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 
@@ -96,15 +95,10 @@ class SamplerClient:
     async def call(self, address: str, method: str, message: bytes, *, deadline: float | None) -> bytes:
         """Call a unary method, such as 'Pause', and return its response."""
         channel = await self._channels.connected(address)
-        call = cast(Any, channel).unary_unary(f'/{_SERVICE}/{method}')(
-            message, timeout=_seconds_until(deadline), metadata=forwarded_metadata(self._internal_token)
-        )
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise await self._refusal(error) from error
-        except grpc.aio.UsageError as error:
-            raise ServiceUnreachable('sampler') from error
+        call = cast(Any, channel).unary_unary(f'/{_SERVICE}/{method}')
+        metadata = forwarded_metadata(self._internal_token)
+        async with self._refusals():
+            return await call(message, timeout=_seconds_until(deadline), metadata=metadata)
 
     async def abort(self, address: str, request_id: str) -> bool:
         """Abort a request on a replica, and return whether the replica ran the request; False if the call failed."""
@@ -139,27 +133,32 @@ class SamplerClient:
         start = cast(Any, channel).unary_stream(f'/{_SERVICE}/{method}')
         call = start(message, timeout=_seconds_until(deadline), metadata=metadata)
         try:
-            async for raw in call:
-                yield raw
-        except grpc.aio.AioRpcError as error:
-            raise await self._refusal(error) from error
-        except grpc.aio.UsageError as error:
-            # The channel was closed: the replica left the fleet.
-            raise ServiceUnreachable('sampler') from error
+            async with self._refusals():
+                async for raw in call:
+                    yield raw
         finally:
             call.cancel()
 
-    async def _refusal(self, failure: grpc.aio.AioRpcError) -> DomainError:
-        """Return the sampler's error. For an unknown adapter, check whether the adapter is unpublished or expired."""
-        error = error_from_call(failure, service='sampler')
-        if error.reason == AdapterNotFound.reason:
-            adapter_id = error.metadata().get('adapterId', '')
-            try:
-                await self._lookups.adapter(adapter_id)
-            except DomainError as refusal:
-                return refusal if refusal.reason == AdapterExpired.reason else error
-            return AdapterNotPublished(adapter_id)
-        return error
+    @asynccontextmanager
+    async def _refusals(self) -> AsyncIterator[None]:
+        """Convert the errors of calls to samplers. An unknown adapter may exist without a version, or be expired."""
+        try:
+            with call_errors('sampler'):
+                yield
+        except DomainError as error:
+            if error.reason == AdapterNotFound.reason:
+                await self._check_published(error.metadata().get('adapterId', ''))
+            raise
+
+    async def _check_published(self, adapter_id: str) -> None:
+        """Raise AdapterNotPublished if an adapter exists, or the refusal of the model service if it is expired."""
+        try:
+            await self._lookups.adapter(adapter_id)
+        except DomainError as error:
+            if error.reason == AdapterExpired.reason:
+                raise
+            return
+        raise AdapterNotPublished(adapter_id)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from twinkle_services.kit.errors import AdapterNotFound, Code, DomainError
 from twinkle_services.kit.paging import MAX_PAGE_SIZE
 from twinkle_services.kit.rpc.channel import forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import call_errors
 
 _TIMEOUT_SECONDS = 30.0
 _PARKING_SECONDS = 600.0
@@ -80,12 +80,12 @@ class GrpcAdapters:
         with acting_for(Caller(tenant_id=tenant_id)):
             metadata = forwarded_metadata(self._internal_token, is_internal=True)
         try:
-            return await method(request, timeout=seconds, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            failure = error_from_call(error, service='model')
-            if failure.code is Code.NOT_FOUND:
+            with call_errors('model'):
+                return await method(request, timeout=seconds, metadata=metadata)
+        except DomainError as error:
+            if error.code is Code.NOT_FOUND:
                 raise AdapterNotFound(getattr(request, 'adapter_id', '')) from error
-            raise failure from error
+            raise
 
 
 def _parked(adapter: adapter_pb2.Adapter) -> ParkedAdapter:

@@ -28,7 +28,7 @@ from twinkle_services.kit.rpc.context import acting_for, current_caller
 from twinkle_services.kit.rpc.interceptor import MAX_OPEN_STREAMS
 from twinkle_services.kit.rpc.layers import server_layers
 from twinkle_services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
-from twinkle_services.kit.rpc.status import error_from_call
+from twinkle_services.kit.rpc.status import ForwardedError, call_errors, error_from_call
 
 TOKEN = 'test-token'
 ALICE = Caller(tenant_id='alice')
@@ -134,6 +134,17 @@ async def test_domain_error_becomes_status_with_details() -> None:
         assert (error.reason, error.violations[0].field) == ('INVALID_FIELD', 'dataset_id')
         details = rpc_status.from_call(bad).details
         assert [detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR) for detail in details] == [True, False]
+
+
+async def test_call_errors_are_domain_errors() -> None:
+    """The caller of another service receives its error or, over a closed channel, an error of the transport."""
+    async with _serving() as (_, _, channel):
+        with pytest.raises(ForwardedError) as refused, call_errors('data'):
+            await _get(channel, 'bad')
+        assert refused.value.reason == 'INVALID_FIELD'
+        await channel.close()
+        with pytest.raises(ServiceUnreachable), call_errors('data'):
+            await _get(channel, 'x')
 
 
 async def test_error_inside_a_task_group_is_unwrapped() -> None:
