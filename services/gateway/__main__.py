@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from twinkle_services.gateway.catalogue.checkpoints import Catalogue, checkpoint_jobs, open_catalogue
-from twinkle_services.gateway.catalogue.follow import Purge
+from twinkle_services.gateway.catalogue.checkpoints import Catalogue, open_catalogue
+from twinkle_services.gateway.catalogue.follow import Purge, checkpoint_jobs
 from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.sql import SqlEndedRows
 from twinkle_services.gateway.config import GatewayConfig
@@ -31,6 +31,7 @@ from twinkle_services.gateway.metrics.metrics import open_metrics
 from twinkle_services.gateway.metrics.sql import SqlEndedMetrics
 from twinkle_services.gateway.openai.models import FleetSamplers
 from twinkle_services.gateway.openai.routes import open_openai
+from twinkle_services.gateway.quotas.grpc import reading_of
 from twinkle_services.gateway.quotas.quotas import Quotas, open_quotas, quota_jobs
 from twinkle_services.gateway.quotas.sql import SqlEndedUsage
 from twinkle_services.gateway.rollouts.rollouts import Rollouts
@@ -104,10 +105,10 @@ async def assembled(config: GatewayConfig, *, clock: Clock) -> AsyncIterator[Gat
         drop_work, unpin = futures.drop_session, handles.unpin_session
         jobs = [
             session_job(config, database, upstreams.models, drop_work=drop_work, unpin=unpin, clock=clock),
-            *upstream_jobs(config, database, upstreams, clock=clock),
+            *upstream_jobs(config, database, upstreams, meters=(reading_of, quotas.meter), clock=clock),
             *checkpoint_jobs(database, upstreams.internal.get('checkpoint'), clock=clock),
             *fleet_jobs(config, fleet, channels, sampler=upstreams.internal.get('sampler')),
-            *quota_jobs(config.quotas, quotas, upstreams.internal_models, clock=clock),
+            *quota_jobs(config.quotas, quotas),
         ]
         yield Gateway(server, [*jobs, *own_jobs], futures, http)
 

@@ -9,15 +9,11 @@ import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 
-import grpc
-
-from twinkle_services.gateway.catalogue.follow import FeedFollower
-from twinkle_services.gateway.catalogue.grpc import GrpcCheckpointFeed, GrpcCheckpoints
+from twinkle_services.gateway.catalogue.grpc import GrpcCheckpoints
 from twinkle_services.gateway.catalogue.rules import Checkpoint, CheckpointFilter
 from twinkle_services.gateway.catalogue.runs import Runs
 from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore, SqlRunStore
 from twinkle_services.gateway.paging import Listing, Page
-from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
@@ -114,11 +110,3 @@ def open_catalogue(database: Database, client: GrpcCheckpoints, *, clock: Clock)
     """Return the catalogue that is stored in `database` and changes checkpoints through `client`."""
     checkpoints = Checkpoints(client, SqlCheckpointStore(database), clock=clock)
     return Catalogue(Runs(SqlRunStore(database)), checkpoints, client)
-
-
-def checkpoint_jobs(database: Database, channel: grpc.aio.Channel | None, *, clock: Clock) -> list[Job]:
-    """Return a list with the job that copies checkpoints to the catalogue, or an empty list without a `channel`."""
-    if channel is None:
-        return []
-    feed, store = GrpcCheckpointFeed(channel), SqlCheckpointStore(database)
-    return [FeedFollower('checkpoints', feed=feed, store=store, clock=clock).run]

@@ -7,12 +7,14 @@ gateway requests a snapshot. `Purge` removes rows that ended long ago.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Generic, Never, TypeVar
+from typing import Any, Never, TypeVar
 
+import grpc
 import structlog
 
+from twinkle_services.gateway.catalogue.grpc import adapter_feed, checkpoint_feed, listed_checkpoint_of
 from twinkle_services.gateway.catalogue.ports import EndedRows, EntryStore, Feed
 from twinkle_services.gateway.catalogue.rules import (
     CatalogueEvent,
@@ -22,10 +24,15 @@ from twinkle_services.gateway.catalogue.rules import (
     EntryKey,
     SnapshotComplete,
 )
+from twinkle_services.gateway.catalogue.sql import SqlCheckpointStore
+from twinkle_services.gateway.sessions.sweep import Job
+from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import DomainError
 
 Entry = TypeVar('Entry')
+Copy = tuple[Callable[[Any], Entry], EntryStore[Entry]]
+"""Converts the entries of a feed, and the store of the converted entries."""
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
@@ -55,8 +62,10 @@ class Purge:
             await pause(_PURGE_INTERVAL.total_seconds())
 
 
-class FeedFollower(Generic[Entry]):
-    """Copies the entries of a feed to a store.
+class FeedFollower:
+    """Copies the entries of a feed to stores.
+
+    If a store fails, the event is repeated, also for the stores before it.
 
     Concurrency: one task calls `run`; several gateways may copy the same feed to one database.
     """
@@ -65,15 +74,15 @@ class FeedFollower(Generic[Entry]):
         self,
         name: str,
         *,
-        feed: Feed[Entry],
-        store: EntryStore[Entry],
+        feed: Feed,
+        copies: Sequence[Copy[Any]],
         clock: Clock,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create a follower of `feed`; log lines contain `name`, and `pause` sleeps for a number of seconds."""
         self._name = name
         self._feed = feed
-        self._store = store
+        self._copies = copies
         self._clock = clock
         self._pause = pause
         self._token = ''
@@ -100,7 +109,7 @@ class FeedFollower(Generic[Entry]):
 
     async def _follow(self) -> None:
         present: set[EntryKey] | None = None if self._token else set()
-        async for event in self._feed.follow(self._token):
+        async for event in self._feed(self._token):
             if not self._is_connected:
                 self._is_connected = True
                 _log.info('feed connected', feed=self._name)
@@ -111,13 +120,15 @@ class FeedFollower(Generic[Entry]):
             # An incomplete snapshot cannot be resumed.
             self._token = event.resume_token if present is None else ''
 
-    async def _copy(self, event: CatalogueEvent[Entry], present: set[EntryKey] | None) -> set[EntryKey] | None:
+    async def _copy(self, event: CatalogueEvent[Any], present: set[EntryKey] | None) -> set[EntryKey] | None:
         """Apply one event; return the keys of the incomplete snapshot, or None after it is complete."""
         match event:
             case EntryChanged():
-                await self._store.save(event.entry)
+                for convert, store in self._copies:
+                    await store.save(convert(event.entry))
             case EntryDeleted():
-                await self._store.mark_deleted(event.key, moment=self._clock.now())
+                for _, store in self._copies:
+                    await store.mark_deleted(event.key, moment=self._clock.now())
                 if present is not None:
                     present.discard(event.key)
                 return present
@@ -125,8 +136,37 @@ class FeedFollower(Generic[Entry]):
                 pass
             case SnapshotComplete():
                 if present is not None:
-                    await self._store.mark_absent_deleted(present, moment=self._clock.now())
+                    for _, store in self._copies:
+                        await store.mark_absent_deleted(present, moment=self._clock.now())
                 return None
         if present is not None:
             present.add(event.key)
         return present
+
+
+def adapter_jobs(
+    title: str,
+    models: Mapping[str, grpc.aio.Channel],
+    copies_of: Callable[[str], Sequence[Copy[Any]]],
+    *,
+    clock: Clock,
+    is_reports_only: bool = False,
+) -> list[Job]:
+    """Return the jobs that copy the adapters of each model service, or only their reports, see `adapter_feed`.
+
+    `title` is for logs, `models` contains an internal channel to each service by name, and `copies_of` returns the
+    copies that are made from the feed of a service.
+    """
+    feeds = {name: adapter_feed(channel, is_reports_only=is_reports_only) for name, channel in models.items()}
+    return [
+        FeedFollower(f'{title} of {name}', feed=feed, copies=copies_of(name), clock=clock).run
+        for name, feed in feeds.items()
+    ]
+
+
+def checkpoint_jobs(database: Database, channel: grpc.aio.Channel | None, *, clock: Clock) -> list[Job]:
+    """Return a list with the job that copies checkpoints to the catalogue, or an empty list without a `channel`."""
+    if channel is None:
+        return []
+    copies = [(listed_checkpoint_of, SqlCheckpointStore(database))]
+    return [FeedFollower('checkpoints', feed=checkpoint_feed(channel), copies=copies, clock=clock).run]

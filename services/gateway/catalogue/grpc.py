@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 
@@ -12,6 +12,7 @@ from twinkle.api.checkpoint.v1 import checkpoint_pb2, checkpoint_service_pb2_grp
 from twinkle.api.checkpoint.v1 import checkpoint_service_pb2 as messages
 from twinkle.api.model.v1 import adapter_pb2, adapter_service_pb2, adapter_service_pb2_grpc
 from twinkle.checkpoint_engine import StateChunk, chunk_checksum
+from twinkle_services.gateway.catalogue.ports import Feed
 from twinkle_services.gateway.catalogue.rules import (
     ArchivePart,
     CatalogueEvent,
@@ -29,8 +30,6 @@ from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import duration_to_proto
 from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.weights.wire import chunk_to_proto
-
-Entry = TypeVar('Entry')
 
 _TIMEOUT_SECONDS = 30.0
 _COPY_SECONDS = 600.0
@@ -135,53 +134,35 @@ class GrpcCheckpoints:
         return self._stub
 
 
-class GrpcAdapterFeed(Generic[Entry]):
-    """Follows the adapters of all tenants at a model service."""
+def adapter_feed(channel: grpc.aio.Channel, *, is_reports_only: bool = False) -> Feed:
+    """Return the feed of the adapters of all tenants at a model service; `channel` carries the gateway's identity.
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        entry_of: Callable[[adapter_service_pb2.WatchAdaptersResponse], Entry],
-        *,
-        is_reports_only: bool = False,
-    ) -> None:
-        """Use `channel`, which carries the gateway's internal identity, and convert responses with `entry_of`.
+    With `is_reports_only`, responses contain the metrics of adapters, and only changes that add a report are sent.
+    """
+    stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
 
-        With `is_reports_only`, responses contain the metrics of adapters, and only changes that add a report are sent.
-        """
-        self._stub = adapter_service_pb2_grpc.AdapterServiceStub(channel)
-        self._entry_of = entry_of
-        self._is_reports_only = is_reports_only
+    def follow(resume_token: str) -> AsyncIterator[CatalogueEvent[Any]]:
+        request = adapter_service_pb2.WatchAdaptersRequest(resume_token=resume_token, is_reports_only=is_reports_only)
+        return entry_events(stub.WatchAdapters(request), id_field='adapter_id', service='model')
 
-    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Entry]]:
-        request = adapter_service_pb2.WatchAdaptersRequest(
-            resume_token=resume_token, is_reports_only=self._is_reports_only
-        )
-        call = self._stub.WatchAdapters(request)
-        return entry_events(call, self._entry_of, id_field='adapter_id', service='model')
+    return follow
 
 
-class GrpcCheckpointFeed:
-    """Follows the checkpoints of all tenants at the checkpoint service."""
+def checkpoint_feed(channel: grpc.aio.Channel) -> Feed:
+    """Return the feed of the checkpoints of all tenants; `channel` carries the gateway's identity."""
+    stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Use `channel`, which carries the gateway's internal identity."""
-        self._stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
+    def follow(resume_token: str) -> AsyncIterator[CatalogueEvent[Any]]:
+        call = stub.WatchCheckpoints(messages.WatchCheckpointsRequest(resume_token=resume_token))
+        return entry_events(call, id_field='checkpoint_id', service='checkpoint')
 
-    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Checkpoint]]:
-        def entry_of(message: messages.WatchCheckpointsResponse) -> Checkpoint:
-            return checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
-
-        call = self._stub.WatchCheckpoints(messages.WatchCheckpointsRequest(resume_token=resume_token))
-        return entry_events(call, entry_of, id_field='checkpoint_id', service='checkpoint')
+    return follow
 
 
-async def entry_events(
-    call: Any, entry_of: Callable[[Any], Entry], *, id_field: str, service: str
-) -> AsyncIterator[CatalogueEvent[Entry]]:
+async def entry_events(call: Any, *, id_field: str, service: str) -> AsyncIterator[CatalogueEvent[Any]]:
     """Yield the events of a WatchAdapters or WatchCheckpoints call, and cancel the call at the end.
 
-    `entry_of` converts a response with an adapter or a checkpoint, whose id is in its field `id_field`.
+    `id_field` is the field of an adapter or a checkpoint with its id.
 
     Raises:
         DomainError: the call failed, for example because the service is unreachable or refuses the resume token.
@@ -189,18 +170,18 @@ async def entry_events(
     try:
         with call_errors(service):
             async for message in call:
-                if (event := _event_of(message, entry_of, id_field)) is not None:
+                if (event := _event_of(message, id_field)) is not None:
                     yield event
     finally:
         call.cancel()
 
 
-def _event_of(message: Any, entry_of: Callable[[Any], Entry], id_field: str) -> CatalogueEvent[Entry] | None:
+def _event_of(message: Any, id_field: str) -> CatalogueEvent[Any] | None:
     """Return the event, or None for a kind that only newer services send."""
     match message.WhichOneof('event'):
         case 'adapter' | 'checkpoint' as kind:
             key = message.tenant_id, getattr(getattr(message, kind), id_field)
-            return EntryChanged(key=key, entry=entry_of(message), resume_token=message.resume_token)
+            return EntryChanged(key=key, entry=message, resume_token=message.resume_token)
         case 'deletion':
             key = message.tenant_id, getattr(message.deletion, id_field)
             return EntryDeleted(key=key, resume_token=message.resume_token)
@@ -254,6 +235,11 @@ def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str)
 def run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
     """Return the run of a response with an adapter."""
     return run_from_proto(message.adapter, tenant_id=message.tenant_id)
+
+
+def listed_checkpoint_of(message: messages.WatchCheckpointsResponse) -> Checkpoint:
+    """Return the checkpoint of a response with a checkpoint."""
+    return checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
 
 
 def _checkpoint_of(response: Any) -> Checkpoint:

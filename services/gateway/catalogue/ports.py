@@ -1,12 +1,11 @@
 """Feeds of entries that other services own, stores of their copies, and stores of rows that end."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from twinkle_services.gateway.catalogue.rules import CatalogueEvent, EntryKey
 
-Entry = TypeVar('Entry')
 Entry_contra = TypeVar('Entry_contra', contravariant=True)
 
 
@@ -34,13 +33,7 @@ class EndedRows(Protocol):
         ...
 
 
-class Feed(Protocol[Entry]):
-    """Stream of another service's entries and their changes."""
-
-    def follow(self, resume_token: str) -> AsyncIterator[CatalogueEvent[Entry]]:
-        """Yield the events after `resume_token`; an empty token yields a snapshot, `SnapshotComplete`, then changes.
-
-        Raises:
-            DomainError: while iterating: the service is unreachable, refuses the token, or fails.
-        """
-        ...
+Feed = Callable[[str], AsyncIterator[CatalogueEvent[Any]]]
+"""Yields the events of another service's entries after a resume token. An empty token yields a snapshot, then
+`SnapshotComplete`, and then changes. The iterator raises a DomainError if the service is unreachable, refuses the
+token, or fails."""

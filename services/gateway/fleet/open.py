@@ -4,13 +4,13 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from functools import partial
-from typing import Never
+from typing import Any, Never
 
 import grpc
 import structlog
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
-from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed, run_of
+from twinkle_services.gateway.catalogue.follow import Copy, adapter_jobs
+from twinkle_services.gateway.catalogue.grpc import run_of
 from twinkle_services.gateway.catalogue.sql import SqlAssignmentStore, SqlRunStore
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.fleet.grpc import ReplicaChannels, StaticSampler, is_this_host
@@ -63,15 +63,21 @@ async def open_upstreams(
     return Upstreams(channels, internal, names, facts=facts, routes=routes, internal_token=token)
 
 
-def upstream_jobs(config: GatewayConfig, database: Database, upstreams: Upstreams, *, clock: Clock) -> list[Job]:
-    """Return the background jobs that copy runs to the catalogue and refresh the routes to model services."""
-    routes, jobs = upstreams.routes, list[Job]()
-    for name, channel in upstreams.internal_models.items():
-        store = SqlRunStore(database)
-        if routes is not None:
-            store = ServiceRuns(store, name, routes)
-        title = 'runs' if name == MODEL else f'runs of {name}'
-        jobs.append(FeedFollower(title, feed=GrpcAdapterFeed(channel, run_of), store=store, clock=clock).run)
+def upstream_jobs(
+    config: GatewayConfig, database: Database, upstreams: Upstreams, *, meters: Copy[Any], clock: Clock
+) -> list[Job]:
+    """Return the background jobs that copy runs to the catalogue and refresh the routes to model services.
+
+    `meters` is another copy of the adapters that is made from the same feeds.
+    """
+    routes, runs = upstreams.routes, SqlRunStore(database)
+
+    def copies_of(service: str) -> list[Copy[Any]]:
+        store = runs if routes is None else ServiceRuns(runs, service, routes)
+        # The meters are in memory, so they come first and do not wait for the database.
+        return [meters, (run_of, store)]
+
+    jobs = adapter_jobs('adapters', upstreams.internal_models, copies_of, clock=clock)
     if routes is not None:
         interval = max(config.server_info_freshness.total_seconds(), _SHORTEST_REFRESH_SECONDS)
         jobs.append(lambda: routes.run_forever(interval_seconds=interval))

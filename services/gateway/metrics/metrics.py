@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
-from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
+from twinkle_services.gateway.catalogue.follow import adapter_jobs
 from twinkle_services.gateway.catalogue.runs import Runs, TenantTurns, find_new_run
 from twinkle_services.gateway.metrics.collector import MetricCollector
 from twinkle_services.gateway.metrics.convert import reports_of
@@ -88,18 +87,11 @@ async def open_metrics(
     store, turns = SqlMetricStore(database), TenantTurns()
     collector = MetricCollector(store, clock=clock, limits_of=limits_of)
     watches = MetricWatches(store, runs, turns=turns)
-    followers = [
-        FeedFollower(
-            f'metrics of {name}',
-            feed=GrpcAdapterFeed(channel, reports_of, is_reports_only=True),
-            store=collector,
-            clock=clock,
-        )
-        for name, channel in models.items()
-    ]
+    copies = [(reports_of, collector)]
+    jobs = adapter_jobs('metrics', models, lambda _: copies, clock=clock, is_reports_only=True)
     try:
         metrics = Metrics(store, runs, clock=clock, limits_of=limits_of, turns=turns)
-        yield metrics, watches, [collector.run_forever, watches.run_forever, *(follower.run for follower in followers)]
+        yield metrics, watches, [collector.run_forever, watches.run_forever, *jobs]
     finally:
         await collector.close()
         store.close()

@@ -6,12 +6,10 @@ from dataclasses import fields
 
 import grpc
 
-from twinkle_services.gateway.catalogue.follow import FeedFollower
-from twinkle_services.gateway.catalogue.grpc import GrpcAdapterFeed
 from twinkle_services.gateway.config import GatewayConfig, QuotasConfig
 from twinkle_services.gateway.keys.tenants import Tenants
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates, TrainingLimits
-from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes, reading_of
+from twinkle_services.gateway.quotas.grpc import GrpcDatasetSizes
 from twinkle_services.gateway.quotas.rules import Quota, TimeRange, Usage, Work
 from twinkle_services.gateway.quotas.sql import SqlQuotaStore, SqlUsageStore
 from twinkle_services.gateway.quotas.usage_meter import UsageMeter
@@ -124,17 +122,8 @@ def default_quota(options: QuotasConfig) -> Quota:
     return Quota(**{field.name: getattr(options, field.name) for field in fields(Quota)})
 
 
-def quota_jobs(
-    options: QuotasConfig, quotas: Quotas, models: Mapping[str, grpc.aio.Channel], *, clock: Clock
-) -> list[Job]:
-    """Return the background jobs of quotas; `models` are internal channels to the model services by name."""
+def quota_jobs(options: QuotasConfig, quotas: Quotas) -> list[Job]:
     return [
         lambda: quotas.table.run_forever(interval=options.refresh),
         lambda: quotas.meter.run_forever(interval=options.usage_interval),
-        *(
-            FeedFollower(
-                f'meters of {name}', feed=GrpcAdapterFeed(channel, reading_of), store=quotas.meter, clock=clock
-            ).run
-            for name, channel in models.items()
-        ),
     ]

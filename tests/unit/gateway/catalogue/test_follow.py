@@ -1,11 +1,14 @@
 """Tests of `FeedFollower`: snapshots, changes, broken streams and pauses."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fixtures.gateway_database import copied_database
 from twinkle_services.gateway.catalogue.follow import LONGEST_PAUSE_SECONDS, FeedFollower
 from twinkle_services.gateway.catalogue.rules import (
     CatalogueEvent,
@@ -73,7 +76,20 @@ def changed(run_id: str, token: str) -> EntryChanged[Run]:
     return EntryChanged(key=('alice', run_id), entry=run, resume_token=token)
 
 
-async def follow(feed: ScriptedFeed, runs: SqlRunStore) -> list[float]:
+class FailingRunStore(SqlRunStore):
+    """Fails when the first run is saved."""
+
+    is_failing = True
+
+    async def save(self, entry: Run) -> None:
+        """Save the run, or fail."""
+        if self.is_failing:
+            self.is_failing = False
+            raise ServiceUnreachable('database')
+        await super().save(entry)
+
+
+async def follow(feed: ScriptedFeed, *stores: SqlRunStore) -> list[float]:
     """Follow the feed until all scripts have run; return the length of each pause in seconds."""
     pauses: list[float] = []
     scripts = feed.remaining
@@ -83,7 +99,8 @@ async def follow(feed: ScriptedFeed, runs: SqlRunStore) -> list[float]:
         if len(pauses) == scripts:
             raise Stop
 
-    follower = FeedFollower('runs', feed=feed, store=runs, clock=FakeClock(), pause=pause)
+    copies = [(lambda run: run, store) for store in stores]
+    follower = FeedFollower('runs', feed=feed.follow, copies=copies, clock=FakeClock(), pause=pause)
     with pytest.raises(Stop):
         await follower.run()
     return pauses
@@ -127,6 +144,22 @@ async def test_broken_stream_resumes_after_the_last_event(runs: SqlRunStore) -> 
     await follow(feed, runs)
     assert feed.tokens == ['', '2']
     assert await activity(runs) == {'a': False}
+
+
+async def test_event_is_repeated_after_a_store_failed(prepared_database: Path, tmp_path: Path) -> None:
+    """If one store fails, the next stream begins with the same event, and all stores receive every event."""
+    feed = ScriptedFeed(
+        [SnapshotComplete(resume_token='1'), changed('a', '2')],
+        [changed('a', '2'), changed('b', '3'), EntryDeleted(key=('alice', 'a'), resume_token='4')],
+    )
+    async with AsyncExitStack() as stack:
+        stores: list[SqlRunStore] = []
+        for number, kind in enumerate((SqlRunStore, FailingRunStore, SqlRunStore)):
+            (folder := tmp_path / str(number)).mkdir()
+            stores.append(kind(await stack.enter_async_context(copied_database(prepared_database, folder))))
+        await follow(feed, *stores)
+        assert feed.tokens == ['', '1']
+        assert [await activity(runs) for runs in stores] == [{'a': False, 'b': True}] * 3
 
 
 async def test_end_of_a_resumed_snapshot_deactivates_nothing(runs: SqlRunStore) -> None:
