@@ -30,9 +30,16 @@ from twinkle_services.gateway.tinker.bodies import (
     read_body,
     read_object,
 )
-from twinkle_services.gateway.tinker.futures import FutureNote, Verb
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import Operations, acknowledged, creation_key, model_id_of, session_of
+from twinkle_services.gateway.tinker.submission import (
+    FutureNote,
+    Operations,
+    Verb,
+    acknowledged,
+    creation_key,
+    model_id_of,
+    session_of,
+)
 from twinkle_services.gateway.tinker.training import default_optimizer
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.context import current_caller

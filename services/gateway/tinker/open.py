@@ -17,9 +17,8 @@ from twinkle_services.gateway.tinker.archives import ArchiveRoutes, Links, Uploa
 from twinkle_services.gateway.tinker.base_models import BaseModels
 from twinkle_services.gateway.tinker.catalogue import CheckpointRoutes, RunRoutes
 from twinkle_services.gateway.tinker.client import AccountRoutes, ClientRoutes
-from twinkle_services.gateway.tinker.futures import FutureRoutes
 from twinkle_services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
-from twinkle_services.gateway.tinker.results import result_formats
+from twinkle_services.gateway.tinker.results import FutureRoutes
 from twinkle_services.gateway.tinker.sampling import SamplingRoutes
 from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes, SessionSearch
 from twinkle_services.gateway.tinker.submission import KnownModels, Operations
@@ -50,7 +49,7 @@ def open_tinker(
         InfoRoutes(lookups, SqlRunStore(database), tokenizers=config.tokenizers),
         TrainingRoutes(operations, base_models, body_bytes=config.tinker_body_bytes),
         WeightsRoutes(operations, open_handle=handles.open),
-        FutureRoutes(futures, result_formats(handles.record_published)),
+        FutureRoutes(futures, handles.record_published),
         SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))

@@ -1,27 +1,35 @@
-"""Responses for finished futures: passes and samples as protobuf, or as JSON for older clients; other results as JSON.
+"""Outcomes of futures: the routes that clients poll, and the responses for finished futures.
 
-Log-probabilities of sampled tokens are computed before temperature and filters, as in training.
+Each poll waits for an outcome, so that clients poll rarely. Passes and samples are sent as protobuf, or as JSON to
+older clients, and other results as JSON. Log-probabilities of sampled tokens are computed before temperature and
+filters, as in training.
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from twinkle.api.model.v1 import operation_result_pb2, training_service_pb2
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampling_pb2
 from twinkle.api.tensor.v1 import tensor_pb2
 from twinkle_services.gateway.errors import SessionNotFound
-from twinkle_services.gateway.http.call import EncodedResponse, JsonResponse, Response
+from twinkle_services.gateway.futures.futures import Futures
+from twinkle_services.gateway.futures.rules import Future, FutureState
+from twinkle_services.gateway.http.call import EncodedResponse, HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.tinker.arrays import Array, array_to_json, finite
-from twinkle_services.gateway.tinker.bodies import PROTOBUF_TYPE
-from twinkle_services.gateway.tinker.futures import Outcome, ResultFormat, Verb
+from twinkle_services.gateway.tinker.bodies import PROTOBUF_TYPE, TinkerModel, accepts_protobuf, read_body
+from twinkle_services.gateway.tinker.routes import ANY_KEY, WAIT_SECONDS, category_of, text_of, tinker_route
+from twinkle_services.gateway.tinker.submission import FutureNote, Verb, note_of
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
+from twinkle_services.kit.errors import NotBuiltYet
 from twinkle_services.kit.rpc.tensors import tensor_data_from_proto
 
 OUTPUT_TYPE = 'ArrayRecord'
@@ -29,27 +37,76 @@ _FIELD = 'logprobs'
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
 """Token and log-probability of an empty cell in a table of the most likely tokens."""
 
-
 RecordPublished = Callable[[str, bytes], Awaitable[object]]
 """Records the result of a published version for a sampling handle, see `SamplingHandles.record_published`."""
 
 
-def result_formats(record_published: RecordPublished) -> Mapping[str, ResultFormat]:
-    """Return the response format of each verb."""
-    return {
-        Verb.CREATE_MODEL: _created,
-        Verb.LOAD_MODEL: _loaded,
-        Verb.LOAD_WEIGHTS: _loaded,
-        Verb.FORWARD: partial(asyncio.to_thread, _passed),
-        Verb.FORWARD_BACKWARD: partial(asyncio.to_thread, _passed),
-        Verb.OPTIM_STEP: _stepped,
-        Verb.SAVE_WEIGHTS: _saved,
-        Verb.SAVE_FOR_SAMPLER: _saved,
-        Verb.SAVE_EXTERNAL: _saved,
-        Verb.PUBLISH: partial(_published, record_published),
-        Verb.UNLOAD_MODEL: _unloaded,
-        Verb.SAMPLE: partial(asyncio.to_thread, _sampled),
-    }
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a finished future."""
+
+    future: Future
+    note: FutureNote
+    result: bytes
+    """Encoded native response."""
+    is_protobuf_accepted: bool
+
+
+class FutureBody(TinkerModel):
+    """Body that names a future."""
+
+    request_id: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class FutureRoutes:
+    """Routes of futures."""
+
+    def __init__(
+        self, futures: Futures, record_published: RecordPublished, *, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        self._futures = futures
+        self._wait_seconds = wait_seconds
+        self._formats: Mapping[str, Callable[[Outcome], Awaitable[Response]]] = {
+            Verb.CREATE_MODEL: _created,
+            Verb.LOAD_MODEL: _loaded,
+            Verb.LOAD_WEIGHTS: _loaded,
+            Verb.FORWARD: partial(asyncio.to_thread, _passed),
+            Verb.FORWARD_BACKWARD: partial(asyncio.to_thread, _passed),
+            Verb.OPTIM_STEP: _stepped,
+            Verb.SAVE_WEIGHTS: _saved,
+            Verb.SAVE_FOR_SAMPLER: _saved,
+            Verb.SAVE_EXTERNAL: _saved,
+            Verb.PUBLISH: partial(_published, record_published),
+            Verb.UNLOAD_MODEL: _unloaded,
+            Verb.SAMPLE: partial(asyncio.to_thread, _sampled),
+        }
+        """Functions that build the responses, by verb."""
+
+    def routes(self) -> list[Route]:
+        return [
+            tinker_route('retrieve_future', self._retrieve, access=ANY_KEY),
+            tinker_route('cancel_future', self._cancel, access=ANY_KEY),
+        ]
+
+    async def _retrieve(self, call: HttpCall) -> Response:
+        future_id = (await read_body(call, FutureBody)).request_id
+        future = await self._futures.wait(future_id, seconds=self._wait_seconds)
+        if not future.is_finished:
+            state = 'paused_rate_limit' if self._futures.is_rate_limited(future.tenant_id) else 'active'
+            return JsonResponse({'type': 'try_again', 'request_id': future_id, 'queue_state': state})
+        if future.state is FutureState.FAILED and future.error is not None:
+            return JsonResponse({'error': text_of(future.error), 'category': category_of(future.error)})
+        note = note_of(future)
+        if note.verb not in self._formats:
+            raise NotBuiltYet(note.verb or future.kind)
+        # The result and the response built from it are both in memory until the client has read the response.
+        await call.reserve_body(2 * await self._futures.result_bytes(future))
+        result = await self._futures.result(future)
+        return await self._formats[note.verb](Outcome(future, note, result, accepts_protobuf(call)))
+
+    async def _cancel(self, call: HttpCall) -> Response:
+        await self._futures.cancel((await read_body(call, FutureBody)).request_id)
+        return JsonResponse({'type': 'cancel_future'})
 
 
 async def _created(outcome: Outcome) -> Response:

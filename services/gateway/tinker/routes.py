@@ -27,6 +27,8 @@ TRAIN = '/twinkle.api.model.v1.TrainingService/Execute'
 SAMPLE = '/twinkle.api.sampler.v1.SamplerService/Sample'
 CHECKPOINTS = '/twinkle.api.checkpoint.v1.CheckpointService/GetCheckpoint'
 
+WAIT_SECONDS = 25.0
+"""Maximum number of seconds that a poll waits for an outcome; clients time out after 45 s."""
 MAX_LIMIT = 1000
 _MAX_OFFSET = (1 << 53) - 1
 _SCOPES = ('owned', 'accessible')

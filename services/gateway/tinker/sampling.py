@@ -34,9 +34,8 @@ from twinkle_services.gateway.tinker.bodies import (
     read_json,
 )
 from twinkle_services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
-from twinkle_services.gateway.tinker.futures import WAIT_SECONDS, FutureNote, Verb
-from twinkle_services.gateway.tinker.routes import SAMPLE, tinker_route
-from twinkle_services.gateway.tinker.submission import KnownModels
+from twinkle_services.gateway.tinker.routes import SAMPLE, WAIT_SECONDS, tinker_route
+from twinkle_services.gateway.tinker.submission import FutureNote, KnownModels, Verb
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.rpc.tensors import tensor_to_proto

@@ -1,10 +1,12 @@
 """Submits operations on models. Each operation is a future with a position in the lane of its model."""
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from twinkle.api.model.v1 import operation_pb2, training_service_pb2
@@ -25,7 +27,6 @@ from twinkle_services.gateway.http.validation import read_model
 from twinkle_services.gateway.sessions.rules import SessionState
 from twinkle_services.gateway.sessions.sessions import Sessions
 from twinkle_services.gateway.tinker.bodies import OperationBody, position_in
-from twinkle_services.gateway.tinker.futures import FutureNote, note_of
 from twinkle_services.gateway.tinker.routes import text_of
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 from twinkle_services.kit.errors import AdapterNotFound, Disposition, DomainError
@@ -36,6 +37,46 @@ _CACHED_NAMES = 4096
 _SEPARATOR = ':train:'
 _NO_LANE = frozenset({'ADAPTER_NOT_FOUND', 'ADAPTER_EXPIRED', 'SESSION_NOT_FOUND'})
 """Reasons of errors after which the position stays unused, because the model has no lane."""
+
+
+class Verb(StrEnum):
+    """Kind of a client's request."""
+
+    CREATE_MODEL = 'create_model'
+    LOAD_MODEL = 'load_model'
+    """Create a model from saved weights."""
+    FORWARD = 'forward'
+    FORWARD_BACKWARD = 'forward_backward'
+    OPTIM_STEP = 'optim_step'
+    SAVE_WEIGHTS = 'save_weights'
+    SAVE_FOR_SAMPLER = 'save_weights_for_sampler'
+    PUBLISH = 'publish'
+    """Save weights without a name, for a sampling session."""
+    SAVE_EXTERNAL = 'save_weights_external'
+    LOAD_WEIGHTS = 'load_weights'
+    UNLOAD_MODEL = 'unload_model'
+    SAMPLE = 'sample'
+
+
+@dataclass(frozen=True)
+class FutureNote:
+    """Facts stored with a future, from which its response is built after the request is deleted."""
+
+    verb: str
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further facts, as short JSON values."""
+
+    def __str__(self) -> str:
+        return json.dumps({'verb': self.verb, **self.facts}, separators=(',', ':'), sort_keys=True)
+
+
+def note_of(future: Future) -> FutureNote:
+    """Return the note of a future; its verb is empty for futures of other APIs."""
+    try:
+        facts = json.loads(future.note)
+    except ValueError:
+        return FutureNote('')
+    return FutureNote(str(facts.pop('verb', '')), facts) if isinstance(facts, dict) else FutureNote('')  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:

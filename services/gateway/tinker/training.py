@@ -37,9 +37,8 @@ from twinkle_services.gateway.tinker.datums import (
     loss_config,
     rule_of,
 )
-from twinkle_services.gateway.tinker.futures import FutureNote, Verb
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import Operations, acknowledged
+from twinkle_services.gateway.tinker.submission import FutureNote, Operations, Verb, acknowledged
 from twinkle_services.gateway.tinker.wire import tinker_pb2 as wire
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.json_values import struct_of

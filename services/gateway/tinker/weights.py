@@ -15,9 +15,8 @@ from twinkle_services.gateway.http.call import HttpCall, Response, Route
 from twinkle_services.gateway.http.validation import read_model
 from twinkle_services.gateway.sampling.rules import HandleRequest
 from twinkle_services.gateway.tinker.bodies import Counter, Labels, OperationBody, TinkerModel, read_object
-from twinkle_services.gateway.tinker.futures import FutureNote, Verb, note_of
 from twinkle_services.gateway.tinker.routes import TRAIN, tinker_route
-from twinkle_services.gateway.tinker.submission import Operations, acknowledged, session_of
+from twinkle_services.gateway.tinker.submission import FutureNote, Operations, Verb, acknowledged, note_of, session_of
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.fields import duration_to_proto
 
