@@ -1,18 +1,22 @@
-"""Limits of futures: their number and size, and the quotas of sampling."""
+"""Limits of futures: how many may be unfinished, with their size and the quotas of sampling, and how many may run.
+
+`FutureQueue` has separate slots for each base model, which tenants share by weight. A busy or unavailable base model
+therefore takes no slots from other base models. The queue does no I/O and never waits.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future, FutureState
+from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Bounds, Future
 from twinkle_services.gateway.quotas.enforcement import SamplingGate
-from twinkle_services.gateway.quotas.rules import Work
-from twinkle_services.gateway.quotas.usage_meter import UsageMeter
-from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
+from twinkle_services.gateway.sampling.slots import FairSlots, equal_weight
 from twinkle_services.kit.errors import BytesFull, QueueFull
 
 UNBOUNDED = Bounds(per_tenant=1 << 62, total=1 << 62)
-_MAX_UNSETTLED = 1 << 16
-"""Maximum number of sampling futures whose usage is remembered; more than usually run at the same time."""
+MAX_QUEUES = 64
+"""Maximum number of base models with separate slots. Clients choose the names, so further base models share a queue."""
+_SHARED = ''
 
 
 @dataclass
@@ -105,23 +109,83 @@ def _check(used: int, more: int, total: int, bounds: Bounds, refusal: type[Queue
         raise refusal(queue_length=total, queue_limit=bounds.total)
 
 
-class SampleTally:
-    """Counts the usage of the sampling futures that run here. Each future counts once, when it is settled."""
+def never_rate_limited(tenant_id: str) -> bool:
+    del tenant_id
+    return False
 
-    def __init__(self, meter: UsageMeter) -> None:
-        self._meter = meter
-        self._works: OrderedDict[str, tuple[str, Work]] = OrderedDict()
-        """Run and usage, by the id of the future."""
 
-    def note(self, future: Future, request: BatchRequest, result: PromptResult) -> None:
-        """Record the usage of a future's last attempt; earlier attempts do not count."""
-        self._works[future.future_id] = request.keys[0].run_id, result.work
-        if len(self._works) > _MAX_UNSETTLED:
-            self._works.popitem(last=False)
+class FutureQueue:
+    """Futures that wait for a slot or have one. Futures of one tenant and base model start in order of arrival.
 
-    def settled(self, future: Future, stored: Future) -> None:
-        """Count the usage of a settled future, if the stored future is done and belongs to this gateway."""
-        work = self._works.pop(future.future_id, None)
-        # The finish times are not compared: they differ if an earlier attempt succeeded and its response was lost.
-        if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
-            self._meter.count(future.tenant_id, *work)
+    `bounds` limits the slots of each base model. While `is_rate_limited` returns True for a tenant, its waiting futures
+    stay in the queue.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        *,
+        weight_of: Callable[[str], float] = equal_weight,
+        is_rate_limited: Callable[[str], bool] = never_rate_limited,
+    ) -> None:
+        self._bounds = bounds
+        self._weight_of = weight_of
+        self._is_rate_limited = is_rate_limited
+        self._slots: OrderedDict[str, FairSlots[Future]] = OrderedDict()
+        """Slots of the base models in use, in the order in which `take` tries them."""
+        self._names: dict[str, str] = {}
+        """Name of the slots that each future uses, by the future's id."""
+
+    def add(self, future: Future) -> None:
+        name = future.base_model
+        if name not in self._slots and len(self._slots) >= MAX_QUEUES:
+            name = _SHARED
+        self._names[future.future_id] = name
+        if name not in self._slots:
+            self._slots[name] = FairSlots[Future](weight_of=self._weight_of)
+        self._slots[name].add(future.tenant_id, future)
+
+    def take(self) -> Future | None:
+        """Return a future to start now, which has a slot until `release`; None if no future may start.
+
+        Base models are served in turn.
+        """
+        for name in list(self._slots):
+            future = self._take_from(self._slots[name])
+            self._slots.move_to_end(name)
+            if future is not None:
+                return future
+        return None
+
+    def _take_from(self, slots: FairSlots[Future]) -> Future | None:
+        if slots.running_count >= self._bounds.total:
+            return None
+        return slots.take(
+            lambda tenant: slots.slots_of(tenant) < self._bounds.per_tenant and not self._is_rate_limited(tenant)
+        )
+
+    @property
+    def has_rate_limited_tenant(self) -> bool:
+        """Whether futures of a rate-limited tenant wait."""
+        return any(self._is_rate_limited(tenant) for slots in self._slots.values() for tenant in slots.waiting_tenants)
+
+    def release(self, future: Future) -> None:
+        name = self._names.pop(future.future_id)
+        self._slots[name].release(future.tenant_id)
+        self._drop_empty(name)
+
+    def remove(self, future: Future) -> bool:
+        """Remove a waiting future; return False if it does not wait here."""
+        name = self._names.get(future.future_id)
+        if name is None or not self._slots[name].remove(future.tenant_id, future):
+            return False
+        del self._names[future.future_id]
+        self._drop_empty(name)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def _drop_empty(self, name: str) -> None:
+        if self._slots[name].is_empty:
+            del self._slots[name]

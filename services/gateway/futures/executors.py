@@ -10,7 +10,9 @@ from datetime import timedelta
 from functools import partial
 
 from twinkle_services.gateway.futures.ports import Executor, FutureStore, Trainer
-from twinkle_services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, EXECUTE_KIND, Future
+from twinkle_services.gateway.futures.rules import CREATE_KIND, DELETE_KIND, EXECUTE_KIND, Future, FutureState
+from twinkle_services.gateway.quotas.rules import Work
+from twinkle_services.gateway.quotas.usage_meter import UsageMeter
 from twinkle_services.gateway.sampling.convert import batch_request_for_weights
 from twinkle_services.gateway.sampling.handles import SamplingHandles
 from twinkle_services.gateway.sampling.rules import BatchRequest, PromptResult
@@ -26,6 +28,8 @@ _NOT_RUN = {'SEQUENCE_REUSED', 'SEQUENCE_GAP'}
 _SENT = 1
 """Number that is stored for a deletion before it is sent."""
 _LENGTH_BYTES = 2
+_MAX_UNSETTLED = 1 << 16
+"""Maximum number of sampling futures whose usage is remembered; more than usually run at the same time."""
 
 
 class ExecuteOperation:
@@ -283,3 +287,25 @@ class SamplePrompt:
                     self._on_result(future, request, result)
                 return result.message
         raise ServiceUnreachable('sampler')
+
+
+class SampleTally:
+    """Counts the usage of the sampling futures that run here. Each future counts once, when it is settled."""
+
+    def __init__(self, meter: UsageMeter) -> None:
+        self._meter = meter
+        self._works: OrderedDict[str, tuple[str, Work]] = OrderedDict()
+        """Run and usage, by the id of the future."""
+
+    def note(self, future: Future, request: BatchRequest, result: PromptResult) -> None:
+        """Record the usage of a future's last attempt; earlier attempts do not count."""
+        self._works[future.future_id] = request.keys[0].run_id, result.work
+        if len(self._works) > _MAX_UNSETTLED:
+            self._works.popitem(last=False)
+
+    def settled(self, future: Future, stored: Future) -> None:
+        """Count the usage of a settled future, if the stored future is done and belongs to this gateway."""
+        work = self._works.pop(future.future_id, None)
+        # The finish times are not compared: they differ if an earlier attempt succeeded and its response was lost.
+        if work is not None and stored.state is FutureState.DONE and stored.owner == future.owner:
+            self._meter.count(future.tenant_id, *work)

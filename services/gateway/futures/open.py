@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from twinkle_services.gateway.config import FuturesConfig, GatewayConfig
 from twinkle_services.gateway.fleet.upstreams import GrpcLookups
-from twinkle_services.gateway.futures.capacity import FutureCapacity, SampleTally
-from twinkle_services.gateway.futures.executors import FailRefused, SamplePrompt, training_executors
+from twinkle_services.gateway.futures.capacity import FutureCapacity
+from twinkle_services.gateway.futures.executors import FailRefused, SamplePrompt, SampleTally, training_executors
 from twinkle_services.gateway.futures.futures import Futures
 from twinkle_services.gateway.futures.gateway_lease import GatewayLease
 from twinkle_services.gateway.futures.payloads import PayloadFiles

@@ -14,10 +14,9 @@ from typing import Any
 import structlog
 
 from twinkle_services.gateway.errors import PositionMissing, PositionPassed
-from twinkle_services.gateway.futures.capacity import FutureCapacity
+from twinkle_services.gateway.futures.capacity import FutureCapacity, FutureQueue, never_rate_limited
 from twinkle_services.gateway.futures.lanes import Admission, Lanes
 from twinkle_services.gateway.futures.ports import Executor
-from twinkle_services.gateway.futures.queue import FutureQueue, never_rate_limited
 from twinkle_services.gateway.futures.records import FutureRecords, Outcome
 from twinkle_services.gateway.futures.rules import Bounds, Future, FutureTaken
 from twinkle_services.gateway.futures.waiters import Waiters

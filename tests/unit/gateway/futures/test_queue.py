@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.futures import BOUNDS, Recorder, running_futures
-from twinkle_services.gateway.futures.queue import MAX_QUEUES, FutureQueue
+from twinkle_services.gateway.futures.capacity import MAX_QUEUES, FutureQueue
 from twinkle_services.gateway.futures.rules import Bounds, Future, FutureRequest
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from twinkle_services.gateway.fleet.sampler_choice import AdapterRequest, RouteKey
-from twinkle_services.gateway.futures.capacity import SampleTally
+from twinkle_services.gateway.futures.executors import SampleTally
 from twinkle_services.gateway.futures.rules import Future, FutureRequest
 from twinkle_services.gateway.quotas.enforcement import QuotaTable, TokenRates
 from twinkle_services.gateway.quotas.rules import Quota, Reading, UsageBatch, Work
