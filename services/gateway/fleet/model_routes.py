@@ -101,10 +101,6 @@ class ModelRoutes:
     async def _refresh_one(self, service: str) -> None:
         self.table.update(service, await self._facts.report(service))
 
-    def known_base_models(self, service: str) -> Collection[str]:
-        """Return the base models in the latest report of a service; empty if they are not known."""
-        return self.table.held_by(service) or ()
-
     async def settled_base_models(self) -> Collection[str]:
         """Return the base models whose services have all reported all their runs; empty if a service never reported."""
         if not self.table.is_complete:

@@ -45,11 +45,11 @@ class ModelTable:
 
     def holders_of(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, in the order of the configuration."""
-        return [item for item in self.services if base_model in (self.held_by(item) or ())]
+        return [item for item in self.services if base_model in self.held_by(item)]
 
     def possible_holders_of(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, and those that have never reported."""
-        return [item for item in self.services if item not in self._reports or base_model in self._base_models(item)]
+        return [item for item in self.services if item not in self._reports or base_model in self.held_by(item)]
 
     def by_room(self, base_model: str) -> list[str]:
         """Return the services that hold a base model, the best choice for a new adapter first.
@@ -80,9 +80,9 @@ class ModelTable:
         found = [item for item, report in self._reports.items() if trainer_id in (*report.journal_ids, item)]
         return min(found, key=lambda item: item in self._unreachable, default=None)
 
-    def held_by(self, service: str) -> frozenset[str] | None:
-        """Return the base models of a service; None if it has never reported."""
-        return self._base_models(service) if service in self._reports else None
+    def held_by(self, service: str) -> frozenset[str]:
+        """Return the base models in the latest report of a service; empty if it has never reported."""
+        return self._reports[service].base_models if service in self._reports else frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,9 +93,6 @@ class ModelTable:
     def is_complete(self) -> bool:
         """Whether every service has reported."""
         return len(self._reports) == len(self.services)
-
-    def _base_models(self, service: str) -> frozenset[str]:
-        return self._reports[service].base_models
 
 
 class RunOwners:

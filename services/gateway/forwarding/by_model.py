@@ -130,7 +130,7 @@ def model_handler(method: ForwardedMethod, routes: ModelRoutes) -> Handler:
         return _grpc.unary_unary_rpc_method_handler(FirstOfHolders(method, routes))
     if method.descriptor.full_name == _LIST:
         services = {name: partial(method.call_at, name) for name in routes.services}
-        return _grpc.unary_unary_rpc_method_handler(AdapterLists(services, base_models_of=routes.known_base_models))
+        return _grpc.unary_unary_rpc_method_handler(AdapterLists(services, base_models_of=routes.table.held_by))
     return method.handler(ModelRoute(method.descriptor, routes))
 
 

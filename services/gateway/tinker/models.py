@@ -216,7 +216,7 @@ class TinkerModelRoutes:
 
     async def _submit(self, request: ModelRequest, base_model: str, verb: Verb) -> Response:
         model_id, session_id = request.body.model_id, request.body.session_id
-        await self._operations.known.check_session(session_id)
+        await self._operations.check_session(session_id)
         found = await self._base_models.get_trainable(base_model)
         rank = request.lora_config.lora_rank if request.lora_config else 0
         if found.max_lora_rank and rank > found.max_lora_rank:
@@ -243,7 +243,7 @@ class TinkerModelRoutes:
             payload=request.SerializeToString(deterministic=True),
             session_id=session_of(model_id),
             note=str(FutureNote(Verb.UNLOAD_MODEL, {'model_id': model_id})),
-            base_model=await self._operations.known.base_model_of(model_id),
+            base_model=await self._operations.base_model_of(model_id),
         )
         return acknowledged(await self._operations.futures.submit(future))
 

@@ -21,7 +21,7 @@ from twinkle_services.gateway.tinker.models import InfoRoutes, TinkerModelRoutes
 from twinkle_services.gateway.tinker.results import FutureRoutes
 from twinkle_services.gateway.tinker.sampling import SamplingRoutes
 from twinkle_services.gateway.tinker.sessions import SessionListRoutes, SessionRoutes, SessionSearch
-from twinkle_services.gateway.tinker.submission import KnownModels, Operations
+from twinkle_services.gateway.tinker.submission import Operations
 from twinkle_services.gateway.tinker.training import TrainingRoutes
 from twinkle_services.gateway.tinker.weights import WeightsRoutes
 from twinkle_services.kit.clock import Clock
@@ -38,8 +38,7 @@ def open_tinker(
 ) -> list[Route]:
     """Return the routes for sessions, training, sampling and futures; `samplers` describes the models for sampling."""
     lookups, futures, handles = upstreams.lookups, service.futures, service.handles
-    known = KnownModels(futures, lookups, sessions)
-    operations = Operations(futures, known)
+    operations = Operations(futures, lookups, sessions)
     base_models = BaseModels((*upstreams.model_facts, samplers))
     is_unembed_trained = config.tinker_trains_unembed
     parts = (
@@ -50,7 +49,7 @@ def open_tinker(
         TrainingRoutes(operations, base_models, body_bytes=config.tinker_body_bytes),
         WeightsRoutes(operations, open_handle=handles.open),
         FutureRoutes(futures, handles.record_published),
-        SamplingRoutes(futures, handles, known, samplers=BaseModels((samplers,))),
+        SamplingRoutes(operations, handles, samplers=BaseModels((samplers,))),
     )
     return list(chain.from_iterable(part.routes() for part in parts))
 

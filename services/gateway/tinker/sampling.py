@@ -17,7 +17,6 @@ from twinkle_services.gateway.catalogue.paths import WeightsPath, parse_sampler_
 from twinkle_services.gateway.errors import WeightsNotSaved
 from twinkle_services.gateway.fleet.model_routes import shown_name
 from twinkle_services.gateway.futures.executors import SampleTask
-from twinkle_services.gateway.futures.futures import Futures
 from twinkle_services.gateway.futures.rules import SAMPLE_KIND, Future, FutureRequest, FutureState
 from twinkle_services.gateway.http.call import HttpCall, JsonResponse, Response, Route
 from twinkle_services.gateway.http.validation import Int64, StopStrings, StopTokens, read_model, read_value
@@ -35,7 +34,7 @@ from twinkle_services.gateway.tinker.bodies import (
 )
 from twinkle_services.gateway.tinker.datums import TARGETS, ModelInput, joined_tokens, probe_from_json
 from twinkle_services.gateway.tinker.routes import SAMPLE, WAIT_SECONDS, tinker_route
-from twinkle_services.gateway.tinker.submission import FutureNote, KnownModels, Verb
+from twinkle_services.gateway.tinker.submission import FutureNote, Operations, Verb
 from twinkle_services.kit.errors import DomainError, InvalidField
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.rpc.tensors import tensor_to_proto
@@ -245,17 +244,16 @@ class SamplingRoutes:
 
     def __init__(
         self,
-        futures: Futures,
+        operations: Operations,
         handles: SamplingHandles,
-        known: KnownModels,
         *,
         samplers: BaseModels,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         """Create the routes; a call waits at most `wait_seconds` for completions."""
-        self._futures = futures
+        self._operations = operations
+        self._futures = operations.futures
         self._handles = handles
-        self._known = known
         self._samplers = samplers
         self._wait_seconds = wait_seconds
 
@@ -272,7 +270,7 @@ class SamplingRoutes:
         given = await read_body(call, SamplingSessionBody)
         if given.model_path is None and given.base_model is None:
             raise InvalidField('base_model', 'is required, unless model_path is given')
-        await self._known.check_session(given.session_id)
+        await self._operations.check_session(given.session_id)
         base_model = given.base_model or ''
         if given.model_path is None:
             base_model = (await self._samplers.get_sampleable(base_model)).name
@@ -323,7 +321,7 @@ class SamplingRoutes:
         """Return the handle of a request's sampling session, or of its checkpoint; None if it names neither."""
         if request.handle_id:
             handle = await self._handles.get(request.handle_id)
-            await self._known.check_session(handle.session_id)
+            await self._operations.check_session(handle.session_id)
             return handle
         if request.model_path is None:
             return None

@@ -94,17 +94,18 @@ def creation_key(model_id: str) -> str:
     return f'{model_id}:0'
 
 
-class KnownModels:
-    """Looks up the base model and the session of a model before an operation is queued.
+class Operations:
+    """Submits operations on models, after it has looked up the base model and the session of a model.
 
     Concurrency: all methods must be called from the event loop; they act for the current caller.
     """
 
     def __init__(self, futures: Futures, lookups: GrpcLookups, sessions: Sessions) -> None:
-        self._futures = futures
+        self.futures = futures
         self._lookups = lookups
         self._sessions = sessions
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """Base model by tenant and model."""
 
     async def base_model_of(self, model_id: str) -> str:
         """Return the name of a model's base model; empty if the request that creates the model did not record it.
@@ -141,24 +142,6 @@ class KnownModels:
         """
         with suppress(SessionNotFound):
             await self.check_session(session_of(model_id))
-
-    async def _look_up(self, model_id: str) -> str:
-        future_id = future_id_of(current_caller().tenant_id, creation_key(model_id))
-        try:
-            creation = await self._futures.wait(future_id, seconds=0)
-        except (FutureNotFound, FutureExpired):
-            return (await self._lookups.adapter(model_id)).base_model
-        if creation.state is FutureState.FAILED:
-            raise AdapterNotFound(model_id)
-        return str(note_of(creation).facts.get('base_model', ''))
-
-
-class Operations:
-    """Submits operations on models."""
-
-    def __init__(self, futures: Futures, known: KnownModels) -> None:
-        self.futures = futures
-        self.known = known
 
     async def submit(
         self, operation: operation_pb2.Operation, seq_id: int, note: FutureNote, *, is_note_free: bool = False
@@ -205,10 +188,20 @@ class Operations:
         payload = refusal_payload('request', text_of(error))
         await self.futures.submit(await self._pending(given.model_id, given.seq_id, kind=REFUSED_KIND, payload=payload))
 
+    async def _look_up(self, model_id: str) -> str:
+        future_id = future_id_of(current_caller().tenant_id, creation_key(model_id))
+        try:
+            creation = await self.futures.wait(future_id, seconds=0)
+        except (FutureNotFound, FutureExpired):
+            return (await self._lookups.adapter(model_id)).base_model
+        if creation.state is FutureState.FAILED:
+            raise AdapterNotFound(model_id)
+        return str(note_of(creation).facts.get('base_model', ''))
+
     async def _pending(self, model_id: str, seq_id: int, *, kind: str, payload: bytes) -> FutureRequest:
         """Return the request for a future at a position of a model, if the model accepts operations."""
-        base_model = await self.known.base_model_of(model_id)
-        await self.known.check_session_of(model_id)
+        base_model = await self.base_model_of(model_id)
+        await self.check_session_of(model_id)
         return FutureRequest(
             kind=kind,
             key=f'{model_id}:{seq_id}',

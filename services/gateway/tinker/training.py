@@ -174,7 +174,7 @@ class TrainingRoutes:
             return await self._submit(await asyncio.to_thread(request_from_json, body, is_forward_only=is_forward_only))
 
     async def _submit(self, request: PassRequest) -> Response:
-        model = await self._base_models.find(await self._operations.known.base_model_of(request.model_id))
+        model = await self._base_models.find(await self._operations.base_model_of(request.model_id))
         operation = await asyncio.to_thread(pass_of, request, model)
         verb = Verb.FORWARD if request.is_forward_only else Verb.FORWARD_BACKWARD
         return acknowledged(await self._operations.submit(operation, request.seq_id, FutureNote(verb)))

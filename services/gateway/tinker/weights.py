@@ -110,7 +110,7 @@ class WeightsRoutes:
             HandleRequest(
                 handle_id=note_of(future).facts['sampling_session_id'],
                 session_id=session_id,
-                base_model=await self._operations.known.base_model_of(given.model_id),
+                base_model=await self._operations.base_model_of(given.model_id),
                 adapter_id=given.model_id,
                 future_id=future.future_id,
                 is_inflight=is_inflight,
