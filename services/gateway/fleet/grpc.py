@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
 import grpc
+import structlog
 
 from twinkle.api.sampler.v1 import sampler_service_pb2, sampler_service_pb2_grpc
 from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle_services.gateway.errors import ReplicaNotReached
 from twinkle_services.gateway.fleet.convert import load_from_proto
+from twinkle_services.gateway.fleet.members import Membership
 from twinkle_services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
+from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.channel import open_forwarding_channel
 from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.tls import TlsConfig
@@ -23,6 +26,7 @@ CONNECT_SECONDS = 5.0
 """Timeout of a connection attempt; without a timeout, one lost packet could delay the attempt for much longer."""
 RESPONSE_SECONDS = 2.0
 """Timeout of each call of `StaticSampler`. A sampler that exceeds it counts as unreachable."""
+_log = structlog.get_logger('fleet')
 
 
 class ReplicaChannels:
@@ -76,20 +80,23 @@ class StaticSampler:
     """
 
     def __init__(self, report: ReplicaReport, *, channel: grpc.aio.Channel) -> None:
-        self.report = report
+        self._report = report
         self._server = server_service_pb2_grpc.ServerServiceStub(channel)
         self._sampler = sampler_service_pb2_grpc.SamplerServiceStub(channel)
 
-    async def follow(self) -> AsyncGenerator[ReplicaReport, None]:
-        """Yield a report immediately, and then about every second.
+    async def run(self, membership: Membership) -> Never:
+        """Update the fleet, in which the sampler is registered, about every second until cancelled.
 
-        Raises:
-            DomainError: the sampler cannot be reached or refuses a call.
+        A sampler that cannot be reached is marked lost.
         """
         while True:
-            with call_errors('sampler'):
-                report = replace(self.report, base_models=await self._base_models(), load=await self._load())
-            yield report
+            try:
+                with call_errors('sampler'):
+                    report = replace(self._report, base_models=await self._base_models(), load=await self._load())
+                membership.renew(report)
+            except DomainError as error:
+                _log.info('static sampler unreachable', replica=self._report.replica_id, reason=error.reason)
+                membership.fleet.mark_lost(self._report.replica_id)
             await asyncio.sleep(1.0)
 
     async def _base_models(self) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
 """Wires the services behind a gateway: the channels to them, the fleet of samplers, and the background jobs."""
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any, Never
 
 import grpc
-import structlog
 
 from twinkle_services.gateway.catalogue.follow import Copy, adapter_jobs
 from twinkle_services.gateway.catalogue.grpc import run_of
@@ -28,13 +27,10 @@ from twinkle_services.gateway.fleet.upstreams import (
 from twinkle_services.gateway.sessions.sweep import Job
 from twinkle_services.gateway.store.database import Database
 from twinkle_services.kit.clock import Clock
-from twinkle_services.kit.errors import DomainError
 from twinkle_services.kit.rpc.channel import open_channel, open_forwarding_channel
 from twinkle_services.kit.telemetry import measures
 
 _SHORTEST_REFRESH_SECONDS = 0.1
-
-_log = structlog.get_logger('fleet')
 
 
 async def open_upstreams(
@@ -118,7 +114,7 @@ def fleet_jobs(
         address = config.upstreams.sampler
         report = ReplicaReport(replica_id=f'static-{address}', service='sampler', address=address)
         membership.fleet.register(report, is_static=True)
-        jobs.append(partial(_follow, membership, StaticSampler(report, channel=sampler)))
+        jobs.append(partial(StaticSampler(report, channel=sampler).run, membership))
     return jobs
 
 
@@ -133,20 +129,3 @@ async def _expire_leases(membership: Membership, channels: ReplicaChannels, *, i
         await asyncio.sleep(interval.total_seconds())
         membership.expire()
         await channels.keep_only(membership.addresses_in_use())
-
-
-async def _follow(membership: Membership, sampler: StaticSampler) -> Never:
-    """Update the fleet with the reports of a registered static sampler, until cancelled.
-
-    A sampler that cannot be reached is marked lost, and is polled again after a second.
-    """
-    replica_id = sampler.report.replica_id
-    while True:
-        try:
-            async with aclosing(sampler.follow()) as reports:
-                async for report in reports:
-                    membership.renew(report)
-        except DomainError as error:
-            _log.info('static sampler unreachable', replica=replica_id, reason=error.reason)
-        membership.fleet.mark_lost(replica_id)
-        await asyncio.sleep(1.0)
