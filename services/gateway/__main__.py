@@ -17,8 +17,13 @@ from twinkle_services.gateway.errors import StoredRowDamaged
 from twinkle_services.gateway.exports.runner import open_exports
 from twinkle_services.gateway.fleet.open import fleet_jobs, open_fleet, open_replicas, open_upstreams, upstream_jobs
 from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
-from twinkle_services.gateway.forwarding.merged import MergedServerInfoServicer
-from twinkle_services.gateway.forwarding.open import make_endpoints, open_forwarding, record_endpoints, trace_endpoint
+from twinkle_services.gateway.forwarding.open import (
+    MergedServerInfoServicer,
+    make_endpoints,
+    open_forwarding,
+    record_endpoints,
+    trace_endpoint,
+)
 from twinkle_services.gateway.futures.futures import Futures
 from twinkle_services.gateway.futures.grpc import GrpcTrainer
 from twinkle_services.gateway.futures.open import FutureService, open_futures, open_handles

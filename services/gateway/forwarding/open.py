@@ -1,7 +1,8 @@
 """Handlers of all gRPC contracts: those that the gateway serves itself, and those that it forwards."""
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -30,6 +31,7 @@ from twinkle.api.gateway.v1.rollout_service_pb2_grpc import add_RolloutServiceSe
 from twinkle.api.gateway.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from twinkle.api.gateway.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from twinkle.api.model.v1 import adapter_service_pb2, training_service_pb2
+from twinkle.api.server.v1 import server_service_pb2, server_service_pb2_grpc
 from twinkle_services.gateway.catalogue.checkpoints import Catalogue
 from twinkle_services.gateway.config import GatewayConfig
 from twinkle_services.gateway.credentials import Access, requirement_of
@@ -38,7 +40,7 @@ from twinkle_services.gateway.exports.servicer import ExportServicer
 from twinkle_services.gateway.fleet.model_routes import MODEL
 from twinkle_services.gateway.fleet.replicas import Replicas
 from twinkle_services.gateway.fleet.servicer import FleetServicer
-from twinkle_services.gateway.fleet.upstreams import Upstreams
+from twinkle_services.gateway.fleet.upstreams import ServiceFacts, Upstreams
 from twinkle_services.gateway.forwarding.admission import QuotaAdmission
 from twinkle_services.gateway.forwarding.by_model import model_handler
 from twinkle_services.gateway.forwarding.bytes import ForwardedMethod
@@ -59,7 +61,9 @@ from twinkle_services.gateway.sessions.sessions import Sessions
 from twinkle_services.gateway.traces.index import TraceIndex
 from twinkle_services.gateway.traces.servicer import TraceServicer
 from twinkle_services.gateway.traces.traces import Traces
+from twinkle_services.kit.rpc.call import Context
 from twinkle_services.kit.rpc.server import Endpoint
+from twinkle_services.kit.rpc.server_info import CONTRACT_VERSION
 
 
 def _service_in(contract: Any) -> ServiceDescriptor:
@@ -145,3 +149,33 @@ def _forwarded_methods() -> Iterator[tuple[str, MethodDescriptor]]:
             for method in contract.methods:
                 if requirement_of(f'{contract.full_name}/{method.name}') is not Access.INTERNAL:
                     yield service, method
+
+
+class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
+    """Describes the gateway, followed by the services behind it in the order of `upstreams`."""
+
+    def __init__(self, *, own: Callable[[], server_service_pb2.ServiceInfo], upstreams: Sequence[ServiceFacts]) -> None:
+        self._own = own
+        self._upstreams = tuple(upstreams)
+
+    async def GetServerInfo(  # noqa: N802 (the contract's name)
+        self, request: server_service_pb2.GetServerInfoRequest, context: Context
+    ) -> server_service_pb2.GetServerInfoResponse:
+        others = await asyncio.gather(*(upstream.describe() for upstream in self._upstreams))
+        own = self._own()
+        _copy_support(own, others)
+        response = server_service_pb2.GetServerInfoResponse(contract_version=CONTRACT_VERSION, services=[own, *others])
+        for service in response.services:
+            # Clients must not see the journals and the load of the model services.
+            service.ClearField('trainer')
+        return response
+
+
+def _copy_support(own: server_service_pb2.ServiceInfo, others: Sequence[server_service_pb2.ServiceInfo]) -> None:
+    """Set `is_supported` of the methods in `own` that `others` also list to whether one of `others` supports them."""
+    support: dict[str, bool] = {}
+    for item in (item for info in others for item in info.methods):
+        support[item.method] = support.get(item.method, False) or item.is_supported
+    for item in own.methods:
+        if not item.method.startswith('twinkle.api.server.'):
+            item.is_supported = support.get(item.method, item.is_supported)

@@ -8,7 +8,7 @@ import pytest
 from twinkle.api.model.v1 import adapter_pb2
 from twinkle.api.model.v1 import adapter_service_pb2 as wire
 from twinkle_services.gateway.errors import BaseModelsUnreachable
-from twinkle_services.gateway.forwarding.merged import AdapterLists
+from twinkle_services.gateway.forwarding.by_model import AdapterLists
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import InvalidPageToken, ServiceUnreachable
 from twinkle_services.kit.paging import page_token_after
