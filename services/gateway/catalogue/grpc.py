@@ -25,10 +25,9 @@ from twinkle_services.gateway.catalogue.rules import (
     UploadRequest,
 )
 from twinkle_services.kit.errors import DomainError, ServiceUnreachable, StreamOutOfOrder
-from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata
 from twinkle_services.kit.rpc.context import current_caller
 from twinkle_services.kit.rpc.fields import duration_to_proto
-from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.weights.wire import chunk_to_proto
 
 _TIMEOUT_SECONDS = 30.0

@@ -18,8 +18,7 @@ from twinkle_services.gateway.fleet.convert import load_from_proto
 from twinkle_services.gateway.fleet.members import Membership
 from twinkle_services.gateway.fleet.rules import ReplicaLoad, ReplicaReport
 from twinkle_services.kit.errors import DomainError
-from twinkle_services.kit.rpc.channel import open_forwarding_channel
-from twinkle_services.kit.rpc.status import call_errors
+from twinkle_services.kit.rpc.channel import call_errors, open_forwarding_channel
 from twinkle_services.kit.tls import TlsConfig
 
 CONNECT_SECONDS = 5.0

@@ -19,9 +19,8 @@ from twinkle_services.gateway.fleet.model_table import ModelReport
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.clock import Clock
 from twinkle_services.kit.errors import AdapterExpired, Code, DomainError, ServiceUnreachable
-from twinkle_services.kit.rpc.channel import forwarded_metadata, open_channel
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata, open_channel
 from twinkle_services.kit.rpc.context import acting_for, current_caller
-from twinkle_services.kit.rpc.status import call_errors
 from twinkle_services.kit.tls import TlsConfig
 
 DESCRIBE_SECONDS = 2.0

@@ -112,7 +112,8 @@ class ForwardedMethod:
         try:
             async with nullcontext() if is_unary else _sending(request, call):
                 yield call
-                _set_trailing(context, await call.trailing_metadata())
+                trailing = await call.trailing_metadata()
+                context.set_trailing_metadata(_with_request_id(pair for pair in trailing if pair[0][:5] != 'grpc-'))
         except grpc.aio.AioRpcError as error:
             await _fail(error, context, service=self._kind)
             raise
@@ -153,10 +154,6 @@ async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
     except DomainError:
         call.cancel()
         raise
-
-
-def _set_trailing(context: Context, metadata: Any) -> None:
-    context.set_trailing_metadata(_with_request_id((key, value) for key, value in metadata if key[:5] != 'grpc-'))
 
 
 def _with_request_id(pairs: Any) -> Metadata:

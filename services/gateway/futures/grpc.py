@@ -13,10 +13,9 @@ from twinkle_services.gateway.fleet.upstreams import ModelChannels
 from twinkle_services.gateway.quotas.enforcement import TrainingLimits
 from twinkle_services.gateway.quotas.grpc import admitted_operation
 from twinkle_services.kit.caller import Caller
-from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
 from twinkle_services.kit.rpc.serialized_fields import peek_text
-from twinkle_services.kit.rpc.status import call_errors
 
 _ADAPTERS = adapters.DESCRIPTOR.services_by_name['AdapterService'].full_name
 _TRAINING = training.DESCRIPTOR.services_by_name['TrainingService'].full_name

@@ -14,10 +14,9 @@ from twinkle_services.gateway.quotas.enforcement import TrainingLimits
 from twinkle_services.gateway.quotas.rules import Reading
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import InvalidField
-from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
 from twinkle_services.kit.rpc.serialized_fields import UnreadableMessageError, peek_text
-from twinkle_services.kit.rpc.status import call_errors
 
 _TIMEOUT_SECONDS = 10.0
 

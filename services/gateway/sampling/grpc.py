@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -34,8 +34,8 @@ from twinkle_services.gateway.sampling.rules import (
 from twinkle_services.kit.errors import AdapterExpired, AdapterNotFound, DomainError, FieldViolation, ServiceUnreachable
 from twinkle_services.kit.ids import new_id
 from twinkle_services.kit.paging import MAX_PAGE_SIZE
-from twinkle_services.kit.rpc.channel import forwarded_metadata
-from twinkle_services.kit.rpc.status import ForwardedError, call_errors
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata
+from twinkle_services.kit.rpc.status import ForwardedError
 
 _SERVICE = wire.DESCRIPTOR.services_by_name['SamplerService'].full_name
 
@@ -97,8 +97,12 @@ class SamplerClient:
         channel = await self._channels.connected(address)
         call = cast(Any, channel).unary_unary(f'/{_SERVICE}/{method}')
         metadata = forwarded_metadata(self._internal_token)
-        async with self._refusals():
-            return await call(message, timeout=_seconds_until(deadline), metadata=metadata)
+        try:
+            with call_errors('sampler'):
+                return await call(message, timeout=_seconds_until(deadline), metadata=metadata)
+        except DomainError as error:
+            await self._check_published(error)
+            raise
 
     async def abort(self, address: str, request_id: str) -> bool:
         """Abort a request on a replica, and return whether the replica ran the request; False if the call failed."""
@@ -133,32 +137,27 @@ class SamplerClient:
         start = cast(Any, channel).unary_stream(f'/{_SERVICE}/{method}')
         call = start(message, timeout=_seconds_until(deadline), metadata=metadata)
         try:
-            async with self._refusals():
+            with call_errors('sampler'):
                 async for raw in call:
                     yield raw
+        except DomainError as error:
+            await self._check_published(error)
+            raise
         finally:
             call.cancel()
 
-    @asynccontextmanager
-    async def _refusals(self) -> AsyncIterator[None]:
-        """Convert the errors of calls to samplers. An unknown adapter may exist without a version, or be expired."""
-        try:
-            with call_errors('sampler'):
-                yield
-        except DomainError as error:
-            if error.reason == AdapterNotFound.reason:
-                await self._check_published(error.metadata().get('adapterId', ''))
-            raise
-
-    async def _check_published(self, adapter_id: str) -> None:
-        """Raise AdapterNotPublished if an adapter exists, or the refusal of the model service if it is expired."""
+    async def _check_published(self, error: DomainError) -> None:
+        """Raise the reason for which a sampler does not know an adapter: it has no version yet, or is expired."""
+        if error.reason != AdapterNotFound.reason:
+            return
+        adapter_id = error.metadata().get('adapterId', '')
         try:
             await self._lookups.adapter(adapter_id)
-        except DomainError as error:
-            if error.reason == AdapterExpired.reason:
+        except DomainError as refusal:
+            if refusal.reason == AdapterExpired.reason:
                 raise
             return
-        raise AdapterNotPublished(adapter_id)
+        raise AdapterNotPublished(adapter_id) from error
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from twinkle_services.gateway.sessions.rules import ParkedAdapter
 from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.errors import AdapterNotFound, Code, DomainError
 from twinkle_services.kit.paging import MAX_PAGE_SIZE
-from twinkle_services.kit.rpc.channel import forwarded_metadata
+from twinkle_services.kit.rpc.channel import call_errors, forwarded_metadata
 from twinkle_services.kit.rpc.context import acting_for
-from twinkle_services.kit.rpc.status import call_errors
 
 _TIMEOUT_SECONDS = 30.0
 _PARKING_SECONDS = 600.0

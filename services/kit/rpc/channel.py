@@ -5,17 +5,20 @@ of the contracts determines for each method. Channels for forwarded calls add no
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
 import grpc
 from opentelemetry import propagate, trace
 
+from twinkle_services.kit.errors import ServiceUnreachable
 from twinkle_services.kit.rpc import auth
 from twinkle_services.kit.rpc.context import current_caller, current_caller_or_none, current_request_id
 from twinkle_services.kit.rpc.layers import REQUEST_ID_KEY, current_trace_metadata
 from twinkle_services.kit.rpc.renewal import RenewingChannel
+from twinkle_services.kit.rpc.status import error_from_call
 from twinkle_services.kit.tls import TlsConfig, shared_files
 
 _tracer = trace.get_tracer('twinkle.rpc')
@@ -141,6 +144,22 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
         (REQUEST_ID_KEY, current_request_id()),
         *current_trace_metadata().items(),
     )
+
+
+@contextmanager
+def call_errors(service: str) -> Iterator[None]:
+    """Convert the errors of calls that the block makes to another service, whose name is for errors of the transport.
+
+    Raises:
+        DomainError: The error behind a failed call.
+        ServiceUnreachable: The channel was closed, because the service left the deployment or this process stops.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, service=service) from error
+    except grpc.aio.UsageError as error:
+        raise ServiceUnreachable(service) from error
 
 
 class _CallInterceptor:

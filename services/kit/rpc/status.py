@@ -1,7 +1,6 @@
 """Conversion of domain errors to `google.rpc.Status` and back."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import cast
 
@@ -129,19 +128,3 @@ def error_from_call(error: grpc.aio.AioRpcError, *, service: str) -> DomainError
         return DeadlinePassed()
     # A service that is stopping cancels calls without details. A call that this process cancels raises CancelledError.
     return ServiceUnreachable(service)
-
-
-@contextmanager
-def call_errors(service: str) -> Iterator[None]:
-    """Convert the errors of calls that the block makes to another service, whose name is for errors of the transport.
-
-    Raises:
-        DomainError: The error behind a failed call.
-        ServiceUnreachable: The channel was closed, because the service left the deployment or this process stops.
-    """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_from_call(error, service=service) from error
-    except grpc.aio.UsageError as error:
-        raise ServiceUnreachable(service) from error

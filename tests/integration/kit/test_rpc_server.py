@@ -23,12 +23,12 @@ from twinkle_services.kit.caller import Caller
 from twinkle_services.kit.config import LimitsConfig, ServiceConfig
 from twinkle_services.kit.errors import InvalidField, QueueFull, ServiceUnreachable, UnknownComponent
 from twinkle_services.kit.rpc.auth import InternalAuthenticator
-from twinkle_services.kit.rpc.channel import open_channel
+from twinkle_services.kit.rpc.channel import call_errors, open_channel
 from twinkle_services.kit.rpc.context import acting_for, current_caller
 from twinkle_services.kit.rpc.interceptor import MAX_OPEN_STREAMS
 from twinkle_services.kit.rpc.layers import server_layers
 from twinkle_services.kit.rpc.server import Endpoint, RpcServer, serve_until_stopped
-from twinkle_services.kit.rpc.status import ForwardedError, call_errors, error_from_call
+from twinkle_services.kit.rpc.status import ForwardedError, error_from_call
 
 TOKEN = 'test-token'
 ALICE = Caller(tenant_id='alice')
