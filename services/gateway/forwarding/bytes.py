@@ -104,11 +104,9 @@ class ForwardedMethod:
     async def _calling(self, service: str, request: Request, context: Context) -> AsyncIterator[Any]:
         """Call a service, and yield the call; the block reads all responses. End the client's call like this one."""
         is_unary = isinstance(request, bytes)
-        call = self._calls[service](
-            *((request,) if is_unary else ()),
-            timeout=context.time_remaining(),
-            metadata=forwarded_metadata(self._internal_token),
-        )
+        arguments = (request,) if is_unary else ()
+        metadata = forwarded_metadata(self._internal_token)
+        call = self._calls[service](*arguments, timeout=context.time_remaining(), metadata=metadata)
         try:
             async with nullcontext() if is_unary else _sending(request, call):
                 yield call
