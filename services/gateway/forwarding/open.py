@@ -145,10 +145,9 @@ def open_forwarding(
 def _forwarded_methods() -> Iterator[tuple[str, MethodDescriptor]]:
     """Yield the methods that clients may call, each with the kind of the service that has the method."""
     for service, contracts in FORWARDED.items():
-        for contract in contracts:
-            for method in contract.methods:
-                if requirement_of(f'{contract.full_name}/{method.name}') is not Access.INTERNAL:
-                    yield service, method
+        for method in (method for contract in contracts for method in contract.methods):
+            if requirement_of(f'{method.containing_service.full_name}/{method.name}') is not Access.INTERNAL:
+                yield service, method
 
 
 class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):

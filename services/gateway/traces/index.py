@@ -8,7 +8,7 @@ from pathlib import Path
 from twinkle.telemetry import SpanRecord
 from twinkle_services.gateway.paging import Listing, Page, list_page
 from twinkle_services.gateway.traces.files import FileId, SpanFile, read_at, read_new, scan
-from twinkle_services.gateway.traces.rules import TraceFilter, TraceSummary, sort_key_of, summary_of, visible_spans
+from twinkle_services.gateway.traces.summaries import TraceFilter, TraceSummary, sort_key_of, summary_of, visible_spans
 
 _READ_BYTES = 32 << 20
 """Maximum number of bytes that an update reads from all files together; older spans are ignored."""

@@ -13,7 +13,7 @@ from twinkle.api.gateway.v1 import trace_service_pb2 as messages
 from twinkle.api.gateway.v1 import trace_service_pb2_grpc
 from twinkle.telemetry import SpanRecord, is_span_id
 from twinkle_services.gateway.page_tokens import next_token, page_from_proto, query_of
-from twinkle_services.gateway.traces.rules import MAX_LISTED_NAMES, TraceFilter, TraceSummary
+from twinkle_services.gateway.traces.summaries import MAX_LISTED_NAMES, TraceFilter, TraceSummary
 from twinkle_services.gateway.traces.traces import Traces, VisibleTrace
 from twinkle_services.kit.errors import InvalidField
 from twinkle_services.kit.rpc.call import Context

@@ -9,7 +9,7 @@ from twinkle.telemetry import SpanRecord
 from twinkle_services.gateway.errors import TraceNotFound, TracesNotStored
 from twinkle_services.gateway.paging import Listing, Page
 from twinkle_services.gateway.traces.index import TraceIndex
-from twinkle_services.gateway.traces.rules import TraceFilter, TraceSummary, summary_of
+from twinkle_services.gateway.traces.summaries import TraceFilter, TraceSummary, summary_of
 from twinkle_services.kit.caller import Caller, require_scope
 from twinkle_services.kit.worker import completed
 

@@ -11,7 +11,7 @@ import pytest
 from fixtures.span_folder import HEARTBEAT, call_of, line_of, span, trace_id, write_spans
 from twinkle_services.gateway.paging import Page
 from twinkle_services.gateway.traces.index import TraceIndex
-from twinkle_services.gateway.traces.rules import TraceFilter
+from twinkle_services.gateway.traces.summaries import TraceFilter
 
 
 def listed(index: TraceIndex, tenant: str | None = 'alice', **filters: Any) -> list[int]:

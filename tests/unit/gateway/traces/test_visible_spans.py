@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fixtures.span_folder import HEARTBEAT, call_of, span, trace_id
 from twinkle.telemetry import SpanRecord
-from twinkle_services.gateway.traces.rules import summary_of, visible_spans
+from twinkle_services.gateway.traces.summaries import summary_of, visible_spans
 
 
 def seen(spans: list[SpanRecord], tenant: str, owners: dict[str, set[str]] | None = None) -> list[SpanRecord]:

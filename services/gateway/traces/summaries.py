@@ -1,4 +1,4 @@
-"""Values and rules of traces: summaries, filters, and the parts of a trace that a tenant may see."""
+"""Summaries of traces, filters for lists of them, and the parts of a trace that a tenant may see."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
