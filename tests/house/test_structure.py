@@ -16,8 +16,8 @@ SMALL_SHARE = 0.15
 """Largest share of a service's modules that may have fewer than `SMALL_LINES` lines."""
 PARAMETER_CONTAINERS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
-GATEWAY_FILES = 185
-GATEWAY_LINES = 27_783
+GATEWAY_FILES = 174
+GATEWAY_LINES = 27_522
 """Limits for the size of the gateway, excluding generated code. Raise them only for a new feature."""
 
 

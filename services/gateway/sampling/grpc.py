@@ -193,9 +193,12 @@ def chunk_from_bytes(raw: bytes) -> SampleChunk:
 
 def prompt_result(raw: bytes, message: wire.SampleBatchResponse, position: int) -> PromptResult:
     """Return the result in a SampleBatchResponse, given the index of its prompt in the batch."""
+    if position != message.prompt_index:
+        # Parsers use a field's last value. Index 0 serializes to no bytes, so its field is written by hand.
+        raw += wire.SampleBatchResponse(prompt_index=position).SerializeToString() or b'\x08\x00'
     return PromptResult(
         position,
-        _with_index(raw, position, message.prompt_index),
+        raw,
         prompt_token_count=token_count(message.prompt.token_ids),
         sampled_token_count=sum(token_count(sequence.token_ids) for sequence in message.sequences),
     )
@@ -266,14 +269,6 @@ def adapter_of(message: bytes, *, is_scored: bool) -> sampling_pb2.AdapterRef:
     """Return the adapter reference of a batch."""
     kind = wire.ComputeLogprobsRequest if is_scored else wire.SampleBatchRequest
     return kind.FromString(message).adapter
-
-
-def _with_index(raw: bytes, position: int, index: int) -> bytes:
-    """Return a SampleBatchResponse with a new prompt index, appended because parsers use a field's last value."""
-    if position == index:
-        return raw
-    # Index 0 serializes to no bytes, so its field is written by hand.
-    return raw + (wire.SampleBatchResponse(prompt_index=position).SerializeToString() or b'\x08\x00')
 
 
 def renumbered_error(error: DomainError, part: BatchPart) -> DomainError:
