@@ -33,6 +33,21 @@ def test_gradients_are_those_of_plain_transformers(folder: Path) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=2e-4, msg=name)
 
 
+def test_biases_of_frozen_weights_have_gradients(tmp_path: Path) -> None:
+    """Biases get the gradients that transformers computes if the weights of their layers are frozen."""
+    folder = build_tiny_model(tmp_path, family='qwen2')
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager')
+    label_logprobs(plain, IDS, LABELS).sum().backward()
+    expected = {name: parameter.grad for name, parameter in plain.named_parameters() if name.endswith('.bias')}
+    model = PackedCausalLM.load(folder)
+    weights = FullWeights(model, ['bias'])
+    _logprob_sum(model, weights).backward()
+    assert expected
+    assert weights.named_parameters().keys() == expected.keys()
+    for name, parameter in weights.named_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=2e-4, msg=name)
+
+
 def test_release_restores_the_base_model_bitwise(folder: Path) -> None:
     """A released model gives results bitwise equal to those before training, and collects no gradients."""
     model = PackedCausalLM.load(folder)

@@ -133,11 +133,12 @@ class PackedExperts(nn.Module):
 
     def _linear(self, name: str, index: int, x: Tensor, spans: Sequence[LayerSpan]) -> Tensor:
         position = index - self._share.own.start
-        weight = getattr(self.source, name)[position]
-        bias = getattr(self.source, f'{name}_bias')[position] if self._has_bias else None
+        weights: Tensor = getattr(self.source, name)
+        biases: Tensor | None = getattr(self.source, f'{name}_bias') if self._has_bias else None
+        weight, bias = weights[position], None if biases is None else biases[position]
         if self._is_transposed:
             weight = weight.T
-        if not spans and not is_special(x, weight):
+        if not spans and not is_special(x, weights, biases):
             return linear(x, weight, bias)
         parameters = [tensor for span in spans for tensor in span.update.parameters()]
         return AdaptedLinear.apply(x, weight, bias, spans, *parameters)

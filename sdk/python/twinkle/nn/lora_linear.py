@@ -50,7 +50,7 @@ class LoraLinear(nn.Module):
         """Return `y [..., O]` for `x [..., I]`; the leading axes are the rows of the pack."""
         spans = self._active.spans_at(self._path, layer=self._layer)
         weight = self.base.packed if isinstance(self.base, FourBitLinear) else self.base.weight
-        if not spans and isinstance(weight, Tensor) and not is_special(x, weight):
+        if not spans and isinstance(weight, Tensor) and not is_special(x, weight, self.base.bias):
             return self.base(x)
         row_count = x.numel() // x.shape[-1]
         if spans and row_count != self._active.row_count:

@@ -110,12 +110,14 @@ def uses_onednn(x: Tensor) -> bool:
     return _HAS_FASTER_ONEDNN and x.dtype == torch.float32 and x.device.type == 'cpu'
 
 
-def is_special(x: Tensor, weight: Tensor) -> bool:
+def is_special(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Return whether `product` has other results or another speed than `torch.nn.functional.linear`.
 
-    False for a weight that is trained, because its gradient is left to torch.
+    False for a weight or a bias that is trained, because its gradient is left to torch. Pass the parameters themselves:
+    without gradients enabled, parts of trained parameters do not require gradients.
     """
-    return (needs_blocks(x) or uses_onednn(x)) and not weight.requires_grad
+    is_trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+    return (needs_blocks(x) or uses_onednn(x)) and not is_trained
 
 
 def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
