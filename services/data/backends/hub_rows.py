@@ -28,6 +28,8 @@ _TOKENS = ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'HF_TOKEN_PATH', 'MODELSCOPE_AP
 """Environment variables from which clients of hubs would read a token."""
 _ANONYMOUS = {'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'}
 """Environment variable that prevents the hub's client from using a login."""
+_FAILED_STATUS = 1
+"""Exit status of a process after an error, see `hub_process.main`."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,12 @@ class RowProcess:
     def raise_failure(self) -> None:
         """Raise the error of a process that failed, although it may have written rows before; no thread may be reading.
 
+        A process that a signal ended may have written all rows: libraries may crash while the interpreter ends.
+
         Raises:
             HubError, DatasetError: See `found`.
         """
-        if cast('subprocess.Popen[str]', self._process).poll():
+        if cast('subprocess.Popen[str]', self._process).poll() == _FAILED_STATUS:
             deque(self._contents(''), maxlen=0)
 
     def kill(self) -> None:
