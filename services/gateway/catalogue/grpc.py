@@ -118,7 +118,9 @@ class GrpcCheckpoints:
                 call = self._require_stub().UploadCheckpoint(_upload(header, parts, offset), metadata=metadata)
                 return _checkpoint_of(await call)
         except DomainError as error:
-            raise _with_offset(error) from error
+            if (found := _with_offset(error)) is error:
+                raise
+            raise found from error
 
     async def _call(
         self, method: Any, request: Any, *, is_internal: bool = False, seconds: float = _TIMEOUT_SECONDS
