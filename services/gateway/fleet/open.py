@@ -70,7 +70,7 @@ def upstream_jobs(
 
     def copies_of(service: str) -> list[Copy[Any]]:
         store = runs if routes is None else ServiceRuns(runs, service, routes)
-        # The meters are in memory, so they come first and do not wait for the database.
+        # The meters are in memory, so they come first. A database that does not respond delays only later events.
         return [meters, (run_of, store)]
 
     jobs = adapter_jobs('adapters', upstreams.internal_models, copies_of, clock=clock)

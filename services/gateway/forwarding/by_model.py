@@ -246,7 +246,14 @@ class AdapterLists:
             return adapter_service_pb2.ListAdaptersResponse.FromString(raw)
 
         names = [name for name in tokens if name in self._services]
-        responses = dict(zip(names, await asyncio.gather(*map(fetch, names)), strict=True))
+        calls = [asyncio.create_task(fetch(name)) for name in names]
+        try:
+            responses = dict(zip(names, await asyncio.gather(*calls), strict=True))
+        finally:
+            # If one call is refused, the others end too.
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
         if unreachable := [name for name, response in responses.items() if response is None]:
             base_models = {item for name in unreachable for item in self._base_models_of(name)}
             raise BaseModelsUnreachable('model', ', '.join(sorted(base_models)))

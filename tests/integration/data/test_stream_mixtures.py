@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,10 +89,10 @@ def write(path: Path, *rows: Row) -> str:
     return str(path)
 
 
-def wait_for_exits(count: int) -> None:
-    """Wait until a number of processes of this one have ended."""
-    while sum(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children()) < count:
-        continue
+def wait_for_exits(processes: Iterable[psutil.Process]) -> None:
+    """Wait until all threads of child processes have ended. The exit statuses can still be read."""
+    for process in processes:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
@@ -136,9 +137,12 @@ async def test_failed_part_is_reported_before_its_turn(tmp_path: Path) -> None:
     write(second / 'train-0.jsonl', *({'x': number} for number in range(9)))
     (second / 'train-1.jsonl').write_text('damaged')
     stream = engine_of(local_roots=(tmp_path,)).stream(mixture_of([first, str(second)], [()] * 2), LOADER, consumed=0)
+    earlier = set(psutil.Process().children())
     with closing(stream):
         assert await stream.next() == ([{'x': 0}, {'x': 0}], 0)
-        await asyncio.to_thread(wait_for_exits, 2)
+        started = set(psutil.Process().children()) - earlier
+        assert len(started) == 2
+        await asyncio.to_thread(wait_for_exits, started)
         with pytest.raises(InvalidField) as failed:
             await stream.next()
     assert str(second) in failed.value.problem
