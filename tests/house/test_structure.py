@@ -17,7 +17,7 @@ SMALL_SHARE = 0.15
 PARAMETER_CONTAINERS = re.compile(r'\w+(World|Needs|Verbs|Parts)')
 """Names of classes that only pass parameters between constructors."""
 GATEWAY_FILES = 174
-GATEWAY_LINES = 27_522
+GATEWAY_LINES = 27_531
 """Limits for the size of the gateway, excluding generated code. Raise them only for a new feature."""
 
 
