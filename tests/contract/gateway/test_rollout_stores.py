@@ -34,14 +34,6 @@ GROUP_IDS = ['0', '00', 'A/b', 'a', 'z~', 'Z']
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Empty database."""
-    database = await Database.open(database_url)
-    yield database
-    await database.close()
-
-
-@pytest.fixture
 async def store(database: Database) -> AsyncIterator[SqlRolloutStore]:
     """Empty store."""
     store = SqlRolloutStore(database)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from twinkle.nn.cpu_facts import has_faster_onednn
-from twinkle.nn.row_products import BlockedProducts, add_product, fast_product, onednn_product, product
+from twinkle.nn.row_products import BlockedProducts, add_product, fast_product, product
 
 ROWS = 700
 """Number of rows of the products with which shorter products are compared."""
@@ -53,14 +53,14 @@ def test_products_are_added_in_place(dtype: torch.dtype, count: int) -> None:
 
 @pytest.mark.parametrize('is_transposed', [False, True])
 @pytest.mark.parametrize('has_bias', [False, True])
-def test_onednn_multiplies_strided_operands(*, is_transposed: bool, has_bias: bool) -> None:
+def test_fast_products_of_strided_operands_are_correct(*, is_transposed: bool, has_bias: bool) -> None:
     """Parts of larger tensors, in both layouts of the weights, have the products that torch computes."""
     rows, weight = operands(576, 192, torch.float32, is_transposed=is_transposed)
     bias = torch.arange(100.0) if has_bias else None
     rows, weight = rows[3:47, 7:300], weight[7:300, 11:111]
     expected = rows @ weight + (0.0 if bias is None else bias)
-    torch.testing.assert_close(onednn_product(rows, weight, bias), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(onednn_product(rows[:1], weight, bias), expected[:1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast_product(rows, weight, bias), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast_product(rows[:1], weight, bias), expected[:1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('traced', ['rows', 'weight'])

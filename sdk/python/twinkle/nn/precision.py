@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16, has_faster_onednn
+from twinkle.nn.cpu_facts import cpu_text, has_fast_bfloat16
+from twinkle.nn.row_products import IN_ONEDNN
 from twinkle.telemetry import gpu_memory
 
 _HALF = ('bfloat16', 'float16')
@@ -72,7 +73,7 @@ def float32_products(device: str, *, is_tf32_allowed: bool) -> str:
     """Return a name for the way in which a device multiplies float32; the last bits of results depend on it."""
     if is_tf32_allowed and device.startswith('cuda'):
         return 'TF32'
-    return 'oneDNN' if device.startswith('cpu') and has_faster_onednn(cpu_text()) else 'float32'
+    return 'oneDNN' if (torch.device(device).type, torch.float32) in IN_ONEDNN else 'float32'
 
 
 def is_bfloat16_fast(device: str) -> bool:

@@ -95,19 +95,17 @@ class BlockedProducts:
         return torch.equal(own_RN, expected_RN)
 
 
-_HAS_AMX = has_amx(cpu_text())
-_HAS_FASTER_ONEDNN = has_faster_onednn(cpu_text()) and torch.backends.mkldnn.is_available()
+_IN_BLOCKS = frozenset(('cpu', dtype) for dtype in _HALF if has_amx(cpu_text()))
+"""Device types and dtypes of products that run in blocks of rows."""
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and has_faster_onednn(cpu_text())
+IN_ONEDNN = frozenset([('cpu', torch.float32)] if _HAS_ONEDNN else [])
+"""Device types and dtypes of products for which oneDNN is called, where torch would call MKL."""
 _BLOCKED = BlockedProducts()
 
 
 def needs_blocks(x: Tensor) -> bool:
     """Return whether products with these rows run in blocks."""
-    return _HAS_AMX and x.dtype in _HALF and x.device.type == 'cpu'
-
-
-def uses_onednn(x: Tensor) -> bool:
-    """Return whether products with these rows call oneDNN, where torch would call MKL."""
-    return _HAS_FASTER_ONEDNN and x.dtype == torch.float32 and x.device.type == 'cpu'
+    return (x.device.type, x.dtype) in _IN_BLOCKS
 
 
 def is_special(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -117,7 +115,7 @@ def is_special(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     without gradients enabled, parts of trained parameters do not require gradients.
     """
     is_trained = weight.requires_grad or (bias is not None and bias.requires_grad)
-    return (needs_blocks(x) or uses_onednn(x)) and not is_trained
+    return not is_trained and (x.device.type, x.dtype) in _IN_BLOCKS | IN_ONEDNN
 
 
 def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -136,15 +134,11 @@ def product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Te
 
 def fast_product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return [R, N], `x W + bias`, with the kernel that `product` uses if it does not divide the rows into blocks."""
-    if uses_onednn(x_RK) and not _is_traced(x_RK, weight_KN, bias_N):
-        return onednn_product(x_RK, weight_KN, bias_N)
+    is_trained = x_RK.requires_grad or weight_KN.requires_grad or (bias_N is not None and bias_N.requires_grad)
+    if (x_RK.device.type, x_RK.dtype) in IN_ONEDNN and not (is_trained and torch.is_grad_enabled()):
+        # Torch has this operator for compiled graphs, without a gradient; no public function calls oneDNN for float32.
+        return torch.ops.mkldnn._linear_pointwise(x_RK, weight_KN.t(), bias_N, 'none', [], '')  # noqa: SLF001
     return x_RK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_RK, weight_KN)
-
-
-def onednn_product(x_RK: Tensor, weight_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Return float32 [R, N], `x W + bias`, computed by oneDNN; autograd cannot trace it."""
-    # Torch has this operator for compiled graphs; no public function calls oneDNN for float32.
-    return torch.ops.mkldnn._linear_pointwise(x_RK, weight_KN.t(), bias_N, 'none', [], '')  # noqa: SLF001
 
 
 def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float) -> None:
@@ -153,11 +147,6 @@ def add_product(y_RN: Tensor, x_RK: Tensor, weight_KN: Tensor, *, scaling: float
         _BLOCKED.add(y_RN, x_RK, weight_KN, scaling=scaling)
     else:
         y_RN.addmm_(_with_contiguous_rows(x_RK), weight_KN, alpha=scaling)
-
-
-def _is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether autograd traces an operation on the tensors; the operator for oneDNN has no gradient."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _with_contiguous_rows(x_RK: Tensor) -> Tensor:
