@@ -22,11 +22,13 @@ from fixtures.data_service import upload_chunk, upload_header
 from fixtures.every_call import body_of, methods, routes_of, url_of
 from fixtures.fuzzed import EXPORT, NO_KEY, POSITIONED, Call, Fuzzed, StoreFault, unexpected_errors
 from fixtures.hostile import TEXTS, json_bodies, json_lines, messages, pipelines, rpc_bodies
+from fixtures.running_gateway import bearer
 from fixtures.stored_calls import OPERATIONS, stored_call
 from fixtures.stored_calls import STORES as STORES_OF_METHODS
 from fixtures.stored_state import StoredState
 from fixtures.two_tenants import Ids, two_tenants
 from twinkle.api.data.v1 import dataset_pb2, dataset_service_pb2
+from twinkle.api.gateway.v1 import metric_service_pb2, metric_service_pb2_grpc
 from twinkle_services.gateway.config import FuturesConfig
 from twinkle_services.gateway.credentials import Access, requirement_of
 from twinkle_services.gateway.tinker.wire import tinker_pb2
@@ -256,6 +258,27 @@ async def test_defect_in_a_future_is_found(fuzzed: Fuzzed, number: int) -> None:
     assert fuzzed.outcomes['ok'] == 1
     with pytest.raises(AssertionError, match=r'unexpected error: [\s\S]*defect[\s\S]*future fu-\w+ execute'):
         await fuzzed.check()
+
+
+async def test_reported_metrics_are_not_changes(fuzzed: Fuzzed, number: int) -> None:
+    """Metrics of an earlier step may be stored after a refused request, but points of a client may not."""
+    del number
+    run = (await fuzzed.ids())[0].model
+    for verb in ('forward_backward', 'clip_grad_and_step'):
+        await fuzzed.send_operation(verb, '', None)
+    refused = Call('POST /api/v1/create_session', (b'{',), secret=fuzzed.secrets['bob'])
+    await fuzzed.send(refused)
+    metrics = metric_service_pb2_grpc.MetricServiceStub(fuzzed.deployment.gateway.channel)
+    key = bearer(fuzzed.secrets['bob'])
+    while not (await metrics.GetMetrics(metric_service_pb2.GetMetricsRequest(run_id=run), metadata=key)).series:
+        pass
+    await fuzzed.check()
+    await fuzzed.send(refused)
+    point = metric_service_pb2.MetricPoint(name='mine', step=1, value=1)
+    await metrics.LogMetrics(metric_service_pb2.LogMetricsRequest(run_id=run, points=[point]), metadata=key)
+    with pytest.raises(AssertionError, match='metric_chunks'):
+        await fuzzed.check()
+    fuzzed.refused.clear()
 
 
 def _credentials(fuzzed: Fuzzed, caller: str, *, kind: str) -> tuple[str | None, frozenset[str]]:
