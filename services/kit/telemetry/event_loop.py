@@ -12,6 +12,9 @@ from twinkle_services.kit.telemetry import measures
 
 _SHORTEST_SECONDS = 0.001
 """Shortest stall that is observed; an iteration of the loop usually takes less."""
+_COLLECTIONS_BEFORE_FULL = 100
+"""Number of collections of the middle generation before a full one; Python's default is 10. Full collections block the
+loop for 10 to 50 ms in a service with many objects, and find almost no garbage (docs/LOG.md, 2026-12-01)."""
 
 
 class _MeasuringSelector(selectors.DefaultSelector):
@@ -66,8 +69,14 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 def run_service(main: Coroutine[Any, Any, None]) -> None:
     """Run a service until it ends, like `asyncio.run`.
 
-    Later garbage collections leave out the objects that exist now: mostly modules, which live until the exit.
+    Later garbage collections leave out the objects that exist now: mostly modules, which live until the exit. Full
+    collections are rare while the service runs.
     """
     gc.freeze()
-    with asyncio.Runner(loop_factory=ServiceLoop) as runner:
-        runner.run(main)
+    young, middle, full = gc.get_threshold()
+    gc.set_threshold(young, middle, _COLLECTIONS_BEFORE_FULL)
+    try:
+        with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+            runner.run(main)
+    finally:
+        gc.set_threshold(young, middle, full)

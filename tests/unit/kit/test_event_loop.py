@@ -1,6 +1,7 @@
-"""Stalls of a service's event loop are metrics, and the meter of the tests excludes the time of other threads."""
+"""Tests of the event loop of services: its stalls are metrics, and garbage collections rarely block it."""
 
 import asyncio
+import gc
 import time
 
 from fixtures.recorded_metrics import metric
@@ -42,6 +43,18 @@ def test_waiting_is_no_stall() -> None:
     run_service(serve())
 
 
+def test_full_collections_are_rare_in_services() -> None:
+    """Objects that outlive several collections cause no full collection in a service, which would block its loop."""
+
+    async def serve() -> None:
+        assert _full_collections_while_keeping(100_000) == 0
+
+    thresholds = gc.get_threshold()
+    run_service(serve())
+    assert gc.get_threshold() == thresholds
+    assert _full_collections_while_keeping(100_000) > 0
+
+
 async def test_blocked_loop_is_a_stall() -> None:
     """A callback that blocks the event loop is measured, although no measurement runs during the callback."""
     stalls = StallMeter()
@@ -61,6 +74,16 @@ async def test_own_time_of_a_stall_excludes_other_threads() -> None:
         compute()
     assert stalls.longest_own_seconds < stalls.longest_seconds
     await other
+
+
+def _full_collections_while_keeping(count: int) -> int:
+    """Create objects that live until the end of the call, and return the number of full collections meanwhile."""
+    # Python compares the new objects with those that the last full collection has kept.
+    gc.collect()
+    before = gc.get_stats()[2]['collections']
+    kept = [[None] for _ in range(count)]
+    assert len(kept) == count
+    return gc.get_stats()[2]['collections'] - before
 
 
 def compute(seconds: float = BLOCKED_SECONDS) -> None:
