@@ -1,7 +1,8 @@
 """Compares the Tinker SDK with a plain program on the same work: training with peft, and sampling with HF generate.
 
-The stack uses the number of threads that `twinkle up` chooses, and the plain program uses all cores. The plain program
-loads the base model in float32. The stack also uses float32, or selects the type itself with `--dtype auto`.
+By default, the stack uses the number of threads that `twinkle up` chooses, and the plain program uses all cores;
+`--threads` sets the number of both. The plain program loads the base model in float32. The stack also uses float32, or
+selects the type itself with `--dtype auto`.
 `./run bench peers --help` lists the options.
 """
 
@@ -35,14 +36,14 @@ def main(arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Run the comparison and return its figures."""
     options = _parse(arguments)
     # Another benchmark in this process may have set the number of threads.
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(options.threads or os.cpu_count() or 1)
     plain = _Plain(options)
     with (
         running_stack(
             options.model,
             engine=options.engine,
             dtype=options.dtype,
-            threads=None,
+            threads=options.threads,
             services={'model': {'device': options.device}},
         ) as stack,
         tinker.ServiceClient(base_url=stack.http_url, api_key=stack.read_api_key()) as client,
@@ -69,6 +70,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--engine', default='auto', help='sampling engine: auto, vllm or torch')
     parser.add_argument('--device', default=default_device(), help='device of both programs')
     parser.add_argument('--lora-rank', type=int, default=16)
+    parser.add_argument('--threads', type=int, help='number of threads of each side; by default, the usual ones')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--parts', nargs='+', default=('training', 'sampling'), choices=('training', 'sampling'))
     return parser.parse_args(arguments)

@@ -46,7 +46,8 @@ class Row:
     """Keys of the ratio in the benchmark's figures, separated by slashes."""
 
 
-_FLOAT32, _AUTO = 'peers --dtype float32', 'peers --dtype auto --parts training'
+_FLOAT32, _AUTO = 'peers --dtype float32 --parts training', 'peers --dtype auto --parts training'
+_SAMPLING = 'peers --dtype float32 --parts sampling --threads 1'
 _ALL_LABELS, _HALF = 'training/all_labels/ours_over_peft', 'training/half_of_the_labels/ours_over_peft'
 _SHARED = 'four prompts of 48 tokens, 8 samples of 8 to 12/separate_over_shared'
 _TENANTS = 'service/64/together_over_one_after_the_other'
@@ -58,8 +59,8 @@ ROWS = (
     Row('train four groups of 8 samples', 'the same without shared prompts', 3.0, 'shared_prompts --cases 1', _SHARED),
     Row('train eight tenants at once', 'one after the other', 1.25, 'co_batch --service --tokens 64', _TENANTS),
     Row('a whole GRPO iteration, float32', 'TRL', 3.5, 'grpo', 'trl_over_ours'),
-    Row('sample 16 x 32 tokens, one adapter', 'HF generate', 1.4, _FLOAT32, 'sampling/one_adapter_over_generate'),
-    Row('the same, eight adapters', 'with one adapter', 0.8, _FLOAT32, 'sampling/eight_adapters_over_one'),
+    Row('sample 16 x 32 tokens, one adapter', 'HF generate', 1.4, _SAMPLING, 'sampling/one_adapter_over_generate'),
+    Row('the same, eight adapters', 'with one adapter', 0.8, _SAMPLING, 'sampling/eight_adapters_over_one'),
     Row('sample the base model, 8 streams', 'plain vLLM', 0.95, 'sampling_throughput', '8/ratio_of_rounds'),
     Row(
         'publish an adapter of 10 MB', 'a folder that vLLM loads', 5.0, 'publish_to_live', '10_mb/times_faster_to_live'
@@ -165,7 +166,8 @@ def render(records: Sequence[Mapping[str, Any]]) -> str:
         *machines,
         '',
         'The model is SmolLM2-135M. A ratio of 2 means twice as fast. Both sides alternate in one run. Parentheses',
-        'show the range over rounds. Each side has one thread, except in `peers`, where both use their default number.',
+        'show the range over rounds. Each side has one thread, except in training with `peers`, where both use their',
+        'default number.',
         '',
         '[LOG.md](LOG.md) has older measurements, and measurements without a comparison.',
         '',
