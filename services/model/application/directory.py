@@ -8,6 +8,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from twinkle_services.kit.caller import Caller, require_internal, require_scope
@@ -198,7 +199,9 @@ class AdapterDirectory:
             if not self._is_stored(position):
                 position = None
                 continue
-            for number, event in [item for item in self._events if item[0] > position]:
+            # Skips the stored events before the position, up to `_MAX_EVENTS`.
+            new = list(islice(reversed(self._events), self._event_count - position))
+            for number, event in reversed(new):
                 position = number
                 if event.has_new_report or not is_reports_only:
                     yield event

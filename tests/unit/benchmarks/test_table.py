@@ -38,13 +38,17 @@ def test_page_shows_every_ratio(recorded: dict[str, Any]) -> None:
 
 
 def test_committed_page_shows_the_committed_record() -> None:
-    """The page in the documentation is rendered from the records, which have every row of the table, in order."""
+    """The page in the documentation is rendered from the records, which have the rows of the table in order.
+
+    A record lacks the rows that changed after its measurement, but one record has all rows.
+    """
     records = json.loads(RECORD.read_text())
     assert PAGE.read_text() == render(records)
-    for record in records:
-        assert [(ratio['work'], ratio['command']) for ratio in record['ratios']] == [
-            (row.work, row.command) for row in ROWS
-        ]
+    rows = [(row.work, row.command) for row in ROWS]
+    measured = [[(ratio['work'], ratio['command']) for ratio in record['ratios']] for record in records]
+    assert rows in measured
+    for found in measured:
+        assert found == [row for row in rows if row in found]
 
 
 def test_rows_name_benchmarks_that_exist() -> None:
