@@ -81,7 +81,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=120.0,
         help='duration of the measured period; the warm-up takes a quarter of this time in addition',
     )
-    parser.add_argument('--new-tokens', type=int, default=8, help='tokens per sample')
+    parser.add_argument('--new-tokens', type=int, default=8, help='maximum number of tokens per sample')
     parser.add_argument('--tokens', type=int, default=16, help='tokens per prompt and example')
     return parser.parse_args(arguments)
 

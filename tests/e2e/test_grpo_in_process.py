@@ -35,7 +35,7 @@ def test_reward_rises_and_every_step_is_on_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_on_ray_learn_like_one_process(tmp_path: Path) -> None:
-    """Two trainers and two samplers on Ray print the numbers of one process, and the reward rises above 0.9."""
+    """Two trainers and two samplers on Ray give the same numbers as one process, and the reward rises above 0.9."""
     model, options = build_tiny_model(tmp_path / 'model'), ('--steps', '30')
     steps = run(model, *options, '--workers', '2')
     assert steps == run(model, *options)

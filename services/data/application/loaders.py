@@ -197,7 +197,7 @@ class Loaders:
 
 
 class _IndexedSource:
-    """Reads the batches of stored rows: the position in the loader, and the order of the current epoch."""
+    """Reads the batches of stored rows. Holds the position in the loader and the row order of the current epoch."""
 
     def __init__(self, loader: Loader, reader: RowReader, start: StreamStart) -> None:
         self._loader, self._reader = loader, reader

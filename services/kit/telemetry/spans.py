@@ -1,4 +1,4 @@
-"""Internal spans of a call, which show its waits in queues, passes, reads and writes.
+"""Internal spans of a call, which show its passes, reads and writes, and the time that it waits in queues.
 
 A span is created only inside a recorded span, so nothing is computed while tracing is off. The names of its attributes
 begin with `twinkle.`; callers themselves set attributes of OpenTelemetry's conventions.
@@ -32,7 +32,7 @@ _tracer = trace.get_tracer('twinkle')
 
 
 def current() -> trace.SpanContext | None:
-    """Return the current span; None if it is not recorded."""
+    """Return the context of the current span; None if the span is not recorded."""
     span = trace.get_current_span()
     return span.get_span_context() if span.is_recording() else None
 

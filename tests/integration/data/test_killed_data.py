@@ -18,7 +18,7 @@ NAME = 'org/chats'
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    """A hub with a dataset that does not respond; temporary files are below the folder of the test."""
+    """A hub that delays its responses by ten minutes; temporary files are created in the folder of the test."""
     (tmp_path / 'temporary').mkdir()
     with running_hub(delay_seconds=600.0) as running:
         running.files[NAME], running.is_private[NAME] = {'train.jsonl': b'{"x": 1}\n'}, False

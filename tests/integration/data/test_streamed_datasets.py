@@ -85,7 +85,7 @@ async def refused_field(service: RunningData, loader: dataset_pb2.Loader, consum
 
 
 async def test_every_cursor_of_a_stream_is_exact(service: RunningData, hub: FakeHub, tiny_llama_dir: Path) -> None:
-    """A stream gives the batches of an eager dataset, from every cursor, also after a commit that changes the rows."""
+    """A stream yields the batches of an eager dataset from every cursor, even after a commit that changes the rows."""
     steps = [MAP, set_template(tiny_llama_dir), ENCODE]
     eager = await service.create(rows(*({'query': 'who?', 'response': text} for text in TEXTS)), *steps)
     dataset = await create(service, hub_source(), *steps)
@@ -130,7 +130,7 @@ async def mixture(service: RunningData, *parts: dataset_pb2.Dataset, **fields: A
 
 
 async def test_mixtures_of_streams_equal_those_of_stored_rows(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Streams with own steps alternate like eager datasets, from every cursor, also after their deletion."""
+    """Mixed streams with different steps yield the batches of eager datasets, even after the parts are deleted."""
     encoding = [set_template(tiny_llama_dir), ENCODE]
     texts = [{'query': 'who?', 'response': text} for text in TEXTS]
     other = map_with('SelfCognitionProcessor', model_name='other', model_author='them')
@@ -153,7 +153,7 @@ async def test_mixtures_of_streams_equal_those_of_stored_rows(service: RunningDa
 
 
 async def test_wrong_mixtures_of_streams_are_refused(service: RunningData, tiny_llama_dir: Path) -> None:
-    """Stored, mixed, encoded and too many parts are refused with the field, and so is a wrong `is_streamed`."""
+    """Parts that are stored, mixed or encoded, and too many parts, are refused; the error names the field."""
     part, stored = await create(service, hub_source()), await service.create(rows({'x': 1}))
     mixed = await mixture(service, part, part)
     encoded = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
@@ -166,7 +166,7 @@ async def test_wrong_mixtures_of_streams_are_refused(service: RunningData, tiny_
 async def test_a_loader_continues_without_reading_the_hub_again(
     service: RunningData, hub: FakeHub, tiny_llama_dir: Path
 ) -> None:
-    """Calls that read one batch each, as for batches by handle, use one iteration over the files."""
+    """Successive calls that each read one batch share one iteration over the files."""
     dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
     loader = await service.open(dataset.dataset_id, 1)
     whole = await service.read_all(loader.loader_id)
@@ -201,7 +201,7 @@ async def test_bad_rows_and_wrong_requests_are_refused(
 
 
 async def test_rows_of_a_stream_are_shown(service: RunningData, tiny_llama_dir: Path) -> None:
-    """PeekRows returns rows of a stream after its steps, from an index on."""
+    """PeekRows applies the steps of a stream and returns its rows, starting at the requested index."""
     dataset = await create(service, hub_source(), MAP, set_template(tiny_llama_dir), ENCODE)
     request = dataset_service_pb2.PeekRowsRequest(dataset_id=dataset.dataset_id, begin_row=3, row_count=9)
     shown = (await service.datasets.PeekRows(request, metadata=service.metadata)).rows
@@ -210,7 +210,7 @@ async def test_rows_of_a_stream_are_shown(service: RunningData, tiny_llama_dir: 
 
 
 async def test_files_that_need_too_much_memory_are_refused(tmp_path: Path) -> None:
-    """A small file with 6 GB of texts ends neither the service nor its machine, and the refusal names the limit."""
+    """A small file that contains 6 GB of text is refused; the service keeps running, and the error names the limit."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 6000, pa.int32()), pa.array(['x' * (1 << 20)]))
     pq.write_table(pa.table({'text': texts}), tmp_path / 'rows.parquet', store_schema=False, row_group_size=6000)
     async with serving_data(tmp_path / 'state', local_roots=(tmp_path,)) as service:
@@ -248,7 +248,7 @@ def engine_of_hubs() -> LibraryEngine:
 
 
 async def test_cancelled_calls_wait_for_their_process(hub: FakeHub) -> None:
-    """A cancelled call keeps its tenant's turn until its process has ended, so that processes do not accumulate."""
+    """A cancelled call returns only after its process has ended, so that processes do not accumulate."""
     engine = engine_of_hubs()
     hub.delay_seconds = 300.0
     finding = asyncio.create_task(engine.find_stream(HubSource(dataset_id=f'hf://{NAME}')))

@@ -177,7 +177,7 @@ async def test_a_stream_is_pipelined_and_returns_results_in_order(service):
     assert losses[adapters[0]] == losses[adapters[1]]
 
 
-async def test_concurrent_adapters_train_bitwise_as_separately(service, tiny_llama_dir):
+async def test_concurrent_training_is_bitwise_equal_to_separate_training(service, tiny_llama_dir):
     """Two tenants that train at the same time get bitwise the same losses as the engine in this process."""
     _, expected = train_in_process(tiny_llama_dir)
     runs = []

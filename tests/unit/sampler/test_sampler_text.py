@@ -87,7 +87,7 @@ def test_pieces_of_any_bytes_add_up(ids):
 @pytest.mark.parametrize('token', [EOS, 300, CONTINUATION, LEADING, ORDINARY])
 @pytest.mark.parametrize('begin', [(), (ORDINARY,), (ORDINARY, LEADING)])
 def test_cost_of_a_token_is_bounded(begin, token):
-    """Tokens without text, unknown tokens and invalid bytes cost as little as others, in any number."""
+    """The number of tokens decoded per pushed token stays bounded, even for tokens without text or invalid bytes."""
     decoder, ids = CountingDecoder(), [*begin, *[token] * 2000]
     detokenizer = IncrementalDetokenizer(decoder)
     pieces = [detokenizer.push(token_id) for token_id in ids]
@@ -166,7 +166,7 @@ def test_stops_count_only_after_min_tokens():
     stops=st.lists(st.text('ab', min_size=1, max_size=9), min_size=1, max_size=6),
 )
 def test_longest_start_of_a_stop_string_is_withheld(text, stops):
-    """The withheld text is the longest suffix that starts a stop string and is shorter than the longest one."""
+    """The withheld text is the longest suffix that begins a stop string and is shorter than the longest stop string."""
     pieces, _, _ = feed(detector(stop=stops, min_tokens=100, max_tokens=200), text)
     lengths = range(min(max(map(len, stops)) - 1, len(text)), 0, -1)
     withheld = next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)

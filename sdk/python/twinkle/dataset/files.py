@@ -88,7 +88,7 @@ def refuse_unwritable(path: Path, file_format: str | None) -> str:
     """
     chosen = file_format or format_of(path)
     if chosen not in _WRITERS:
-        raise UnreadableFile(f'{path.name}: the format of rows to write must be one of {", ".join(_WRITERS)}')
+        raise UnreadableFile(f'{path.name}: cannot write the format {chosen!r}; use one of {", ".join(_WRITERS)}')
     return chosen
 
 
@@ -131,7 +131,10 @@ def _write_arrow(path: Path, rows: Iterable[Mapping[str, Any]], batch_rows: int)
 
 
 def _table_of(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Return rows as a `datasets.Dataset`; a table without columns of JSON, which few programs read, is not copied."""
+    """Return rows as a `datasets.Dataset`.
+
+    An existing table is not copied, unless it has columns of the type `Json`, which few programs can read.
+    """
     table = getattr(rows, 'table', None)
     return table_of(map(dict, rows)) if table is None or 'Json(' in str(table.features) else table
 

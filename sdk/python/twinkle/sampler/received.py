@@ -4,8 +4,8 @@
 class ReceivedAdapters:
     """Names of the adapters that a sampler received from a trainer, oldest first.
 
-    A training loop that sends a single adapter can omit the name when it samples. Once an adapter was received, a call
-    must set `use_base_model` to sample from the base model.
+    A training loop that sends a single adapter can omit the name when it samples. Once an adapter has been received, a
+    call must set `use_base_model` to sample from the base model.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class AdapterState:
     owner: AdapterOwner | None = None
     """Rank that holds the gradient and the optimizer's state; None if every rank holds them."""
     value_head: ValueHead | None = None
-    """Value head; None until a loss that learns values is set."""
+    """Value head; None until a loss that needs one is set."""
     loss: Loss = field(default_factory=CrossEntropyLoss)
     loss_choice: ComponentChoice = field(default_factory=lambda: ComponentChoice('CrossEntropyLoss', {}))
     processor: InputProcessor = field(default_factory=InputProcessor)

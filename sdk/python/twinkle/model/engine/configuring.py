@@ -38,18 +38,18 @@ class Configuring(AdapterTable):
     def set_loss(self, adapter_id: str, loss: Any, /, **options: Any) -> None:
         """Replace the loss, given by name, plugin id, class, instance or function.
 
-        A loss that learns values adds a value head to the adapter. The head remains if the loss is replaced.
+        A loss that needs a value head adds one to the adapter. The head remains if the loss is replaced.
 
         Raises:
             UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `twinkle.loss.build_loss`.
-            InvalidArgument: the loss learns values, and the weights of a full-parameter run are sharded.
+            InvalidArgument: the loss needs a value head, and the weights of a full-parameter run are sharded.
         """
         state = self.adapter(adapter_id)
         built = build_loss(loss, **options)
         if 'values' in built.required_outputs and state.value_head is None:
             if isinstance(state.weights, FullWeights) and state.weights.is_sharded:
                 raise InvalidArgument(
-                    'a full-parameter run with fsdp ranks does not support losses that learn values; use dp_size alone'
+                    'a full-parameter run with fsdp ranks does not support losses with a value head; use dp_size alone'
                 )
             state.add_value_head(ValueHead(self.model.config.hidden_size, device=self.model.device))
         state.loss, state.loss_choice = built, _choice(loss, built, options)

@@ -106,7 +106,7 @@ def _with_quantization(load_options: dict[str, Any], options: EngineOptions, *, 
 
 
 def _sharding_of(mesh: DeviceMesh | None, device: str) -> FsdpSharding | None:
-    """Return how the ranks of a mesh divide the weights; None if every rank has all weights."""
+    """Return the FSDP sharding of the weights over the mesh; None if every rank has all weights."""
     if mesh is None or mesh.fsdp_world_size == 1:
         return None
     # The ranks of the program's mesh ascend along `dp`, then `fsdp`, then `ulysses`. Ranks that divide the rows of a

@@ -48,9 +48,9 @@ class Purpose:
             InvalidArgument: the batch needs values and the adapter has no value head.
         """
         if 'values' in self.loss.required_outputs and self.state.value_head is None:
-            raise InvalidArgument(f'{self.loss_name} learns values; call set_loss with it first')
+            raise InvalidArgument(f'{self.loss_name} needs a value head; call set_loss with it first')
         if 'values' in self.options.more_outputs and self.state.value_head is None:
-            raise InvalidArgument('the adapter has no value head; call set_loss with a loss that learns values first')
+            raise InvalidArgument('the adapter has no value head; call set_loss with a loss that needs one first')
 
     def is_needed(self, output: str) -> bool:
         """Return whether the caller requested an output of the pass, or the loss or a metric reads it."""

@@ -101,9 +101,10 @@ class TorchPassGroup:
         return outcomes
 
     def _deliver(self, runner: int, mine: Sequence[Tensor] | None, state: AdapterState) -> Sequence[Tensor] | None:
-        """Send a gradient from the rank that ran the pass to the adapter's owner, or to all ranks without an owner.
+        """Send a gradient from the rank that ran the pass to the adapter's owner.
 
-        It is sent as one float32 tensor of all parameters.
+        If the adapter has no owner, all ranks receive it. The gradient is sent as one float32 tensor of all parameters.
+        Returns the gradient on the ranks that have it afterwards, and None on the others.
         """
         target = None if state.owner is None else state.owner.rank
         if target == runner or (target is not None and self.rank not in (runner, target)):

@@ -56,7 +56,7 @@ class Training(AdapterTable):
         Raises:
             InvalidFeatures: a feature is invalid, or the features do not form whole groups of the loss.
             InvalidLossInput: the features lack a stream that the loss requires.
-            InvalidArgument: the loss learns values, and the adapter has no value head.
+            InvalidArgument: the loss needs values, and the adapter has no value head.
         """
         return self._runner.cutter.pack(Purpose(self.adapter(adapter_id), ForwardOptions(), is_training=True), features)
 

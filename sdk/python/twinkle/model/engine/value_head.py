@@ -1,4 +1,4 @@
-"""Scalar value head of an adapter whose loss learns values."""
+"""Scalar value head of an adapter whose loss needs values."""
 
 import torch
 from torch import Tensor

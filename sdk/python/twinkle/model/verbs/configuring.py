@@ -116,11 +116,11 @@ class ConfiguringVerbs(ModelHandle):
     def set_loss(self, loss_cls: Any, *, adapter_name: str | None = None, **options: Any) -> None:
         """Replace the loss, given by name, plugin id, class, instance or function.
 
-        A loss that learns values adds a value head to the adapter.
+        A loss that needs a value head adds one to the adapter.
 
         Raises:
             UnknownComponent, InvalidComponentOptions, PluginRefused, HubError: see `twinkle.loss.build_loss`.
-            InvalidArgument: the loss learns values, and `fsdp` ranks divide the weights of a full-parameter run.
+            InvalidArgument: the loss needs a value head, and `fsdp` ranks divide the weights of a full-parameter run.
         """
         self.engine.set_loss(self._adapter(adapter_name), loss_cls, **options)
 

@@ -119,7 +119,7 @@ class TwinkleWorker:
 
     def _twinkle_manager(self) -> Any:
         worker: Any = self
-        return worker.model_runner.lora_manager._adapter_manager  # noqa: SLF001 - vLLM has no public access
+        return worker.model_runner.lora_manager._adapter_manager  # noqa: SLF001 - vLLM has no public accessor
 
     def _twinkle_plans(self) -> PlanCache:
         worker: Any = self

@@ -273,7 +273,9 @@ class ForwardOnly(_message.Message):
 
     @_builtins.property
     def loss(self) -> _training_config_pb2.LossConfig:
-        """Loss of this batch. Losses that learn values are refused. If unset, the adapter's loss is used."""
+        """Loss of this batch. If unset, the adapter's loss is used. A loss that needs a value head is refused unless the
+        adapter has one; configuring such a loss for the adapter adds it.
+        """
 
     def __init__(
         self,
@@ -384,7 +386,9 @@ class ForwardBackward(_message.Message):
 
     @_builtins.property
     def loss(self) -> _training_config_pb2.LossConfig:
-        """Loss of this batch. Losses that learn values are refused. If unset, the adapter's loss is used."""
+        """Loss of this batch. If unset, the adapter's loss is used. A loss that needs a value head is refused unless the
+        adapter has one; configuring such a loss for the adapter adds it.
+        """
 
     def __init__(
         self,
@@ -764,8 +768,8 @@ Global___PublishVersion: _TypeAlias = PublishVersion  # noqa: Y015
 
 @_typing.final
 class Undo(_message.Message):
-    """Reverts optimizer steps: restores the adapter to its state before the operation that applied the step, without an
-    accumulated gradient. Configuration, schedule, metrics and random state are also restored. Published versions and
+    """Reverts the last `step_count` optimizer steps. Restores the adapter to its state before the operation that applied
+    the earliest of these steps, and discards the accumulated gradient. Configuration, schedule, metrics and random state are also restored. Published versions and
     saved checkpoints remain.
     """
 

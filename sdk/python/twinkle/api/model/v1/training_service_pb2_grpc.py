@@ -85,8 +85,8 @@ class TrainingServiceServicer:
     """
 
     def Execute(self, request, context):
-        """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
-        ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
+        """Runs one operation and returns its result. Errors: INVALID_ARGUMENT (ERROR_REASON_INVALID_FIELD,
+        which names the field, and ERROR_REASON_BATCH_TOO_LARGE); ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
         (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
         ERROR_REASON_OPERATION_CRASHED, ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica, and
         ERROR_REASON_REPLICA_IN_USE if the full-parameter run of the operation cannot lease the replica);

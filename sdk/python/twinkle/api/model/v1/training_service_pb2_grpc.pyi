@@ -22,8 +22,8 @@ class TrainingServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.UnaryUnaryMultiCallable[_training_service_pb2.ExecuteRequest, _training_service_pb2.ExecuteResponse]
-    """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
-    ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
+    """Runs one operation and returns its result. Errors: INVALID_ARGUMENT (ERROR_REASON_INVALID_FIELD,
+    which names the field, and ERROR_REASON_BATCH_TOO_LARGE); ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
     (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
     ERROR_REASON_OPERATION_CRASHED, ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica, and
     ERROR_REASON_REPLICA_IN_USE if the full-parameter run of the operation cannot lease the replica);
@@ -77,8 +77,8 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _training_service_pb2.ExecuteRequest,
         context: _aio.ServicerContext[_training_service_pb2.ExecuteRequest, _abc.Awaitable[_training_service_pb2.ExecuteResponse]],
     ) -> _abc.Awaitable[_training_service_pb2.ExecuteResponse]:
-        """Runs one operation and returns its result. Errors: INVALID_ARGUMENT, which names the field, or with
-        ERROR_REASON_BATCH_TOO_LARGE; ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
+        """Runs one operation and returns its result. Errors: INVALID_ARGUMENT (ERROR_REASON_INVALID_FIELD,
+        which names the field, and ERROR_REASON_BATCH_TOO_LARGE); ABORTED (ERROR_REASON_SEQUENCE_REUSED); FAILED_PRECONDITION
         (ERROR_REASON_SEQUENCE_GAP, ERROR_REASON_ADAPTER_NOT_READY, ERROR_REASON_LOSS_NOT_FINITE,
         ERROR_REASON_OPERATION_CRASHED, ERROR_REASON_REPLICA_LEASED while a full-parameter run leases the replica, and
         ERROR_REASON_REPLICA_IN_USE if the full-parameter run of the operation cannot lease the replica);
