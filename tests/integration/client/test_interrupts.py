@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: one line on stderr, status 130, and cancellation on the server; and at the exit."""
+"""Ctrl-C on the command line prints one line to stderr, exits with status 130, and cancels the call on the server."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Downloads of whole models through a gateway with a real checkpoint service: merged on the client's machine."""
+"""Downloads of whole models through a gateway with a real checkpoint service. The client merges the weights."""
 
 import asyncio
 import threading
@@ -95,7 +95,7 @@ def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 async def test_transformers_loads_a_merged_download(deployment: Deployment, tmp_path: Path) -> None:
-    """The downloaded folder has the tokenizer and the logits of base model and adapter, and nothing is left beside."""
+    """The downloaded folder gives the logits of base model and adapter; it has the tokenizer and no temporary files."""
     folder = tmp_path / 'out' / 'merged'
     finished: list[str] = []
 
@@ -136,7 +136,7 @@ async def test_missing_base_model_is_refused_before_the_download(deployment: Dep
 
 
 async def test_invalid_downloads_are_refused(deployment: Deployment, tmp_path: Path) -> None:
-    """An unknown type, a missing checkpoint, and folders and files with other content change nothing."""
+    """An unknown type, a missing checkpoint, or a target with other content is refused, and nothing changes."""
     with pytest.raises(ValueError, match='dtype must be one of'):
         await deployment.download(ADAPTER, tmp_path / 'out', dtype='int8')
     with pytest.raises(NotFoundError):
@@ -151,7 +151,7 @@ async def test_invalid_downloads_are_refused(deployment: Deployment, tmp_path: P
 
 
 async def test_interrupted_merge_is_continued(deployment: Deployment, tmp_path: Path) -> None:
-    """A merge that fails leaves no folder; the next call, of another checkpoint, has only that checkpoint's weights."""
+    """A failed merge leaves no folder, and does not affect the weights of the next download."""
 
     def fail(stage: str, *, done: float, total: float) -> None:
         if stage == 'merging' and done > total / 2:
@@ -228,7 +228,7 @@ async def test_gguf_file_has_the_merged_weights(deployment: Deployment, tmp_path
 async def test_gguf_of_an_unsupported_model_is_refused_before_the_download(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """A tokenizer, type or target that cannot be used is refused by name, and no folder is created."""
+    """The error for an unusable tokenizer, type or target names it, and no folder is created."""
     file = tmp_path / 'out' / 'tiny.gguf'
     async with deployment.client() as client:
         library = CheckpointLibrary(client=client)

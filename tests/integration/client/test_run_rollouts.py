@@ -100,7 +100,7 @@ async def test_results_of_a_sampler_are_logged(rollouts: RunRollouts) -> None:
 
 @pytest.mark.parametrize('groups', [2, ['0000', '0000', '0001', '0001']])
 async def test_sequences_are_logged_like_responses(rollouts: RunRollouts, groups: Any) -> None:
-    """All prompts' sequences in one list, with the groups' size or ids, give the same rollouts."""
+    """The sequences of all prompts in one list, with the size or the ids of the groups, give the same rollouts."""
     results = responses(['a', 'b'], ['c', 'd'])
     await rollouts.log.aio(results, step=0)
     await rollouts.log.aio(results.sequences, step=1, groups=groups)

@@ -81,7 +81,7 @@ async def test_tls_call_to_a_plaintext_server_fails_immediately(gateway: FakeGat
 
 
 async def test_untrusted_certificate_is_explained(folder: Path, tmp_path: Path) -> None:
-    """A wrong authority, a wrong host and an expired certificate give different errors, and no call is sent."""
+    """A wrong authority, a wrong host and an expired certificate cause different errors, and no call is sent."""
     other = make_authority(tmp_path / 'other', services=('gateway',))
     make_certificates(tmp_path / 'old', {'gateway': ()}, now=long_ago())
     async with _secure_gateway(folder) as gateway:

@@ -1,4 +1,4 @@
-"""Common formats of rows in the data service: the same features as in process, and errors that name a solution."""
+"""Common formats of rows give the same features in the data service as in process; errors name a solution."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -74,7 +74,7 @@ def engine_of(**access: Any) -> LibraryEngine:
 
 
 def mixture_of(dataset_ids: Sequence[str], steps: Sequence[tuple[Step, ...]], *later: Step) -> Dataset:
-    """Return an interleaved mixture of streams with their own steps, and with later steps of all rows."""
+    """Return an interleaved mixture of streams. Each stream has steps, and further steps apply to all rows."""
     parts = [
         StreamPart(stream=HubStream(hub=HubSource(dataset_id=dataset_id), revision='', columns=()), pending=pending)
         for dataset_id, pending in zip(dataset_ids, steps, strict=True)
@@ -90,13 +90,13 @@ def write(path: Path, *rows: Row) -> str:
 
 
 def wait_for_exits(processes: Iterable[psutil.Process]) -> None:
-    """Wait until all threads of child processes have ended. The exit statuses can still be read."""
+    """Wait until all threads of child processes have ended, without reading their exit statuses."""
     for process in processes:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 async def test_refused_rows_name_their_step_and_source(tmp_path: Path) -> None:
-    """A row that a part refuses names the part, also after later steps; a row that the mixture refuses does not."""
+    """The error for a row names the part whose steps refuse it, and no part if the steps of the mixture refuse it."""
     names = [
         write(tmp_path / 'a.jsonl', CHAT, {'query': 1, 'response': 'x'}),
         write(tmp_path / 'b.jsonl', {'query': 2, 'response': 'y'}, CHAT),
@@ -122,7 +122,7 @@ async def test_parts_are_opened_together(hub: FakeHub) -> None:
 
 
 async def test_a_failed_part_ends_the_others(hub: FakeHub, tmp_path: Path) -> None:
-    """A part that cannot be read ends the mixture, and the process of a part that still waits for its hub."""
+    """A part that cannot be read ends the mixture and the processes of parts that still wait for their hub."""
     mixed = mixture_of([str(tmp_path / 'absent'), 'hf://org/a'], [()] * 2)
     with pytest.raises(ServiceUnreachable):
         await engine_of(local_roots=(tmp_path,)).stream_rows(mixed, begin=0, count=9)
@@ -130,7 +130,7 @@ async def test_a_failed_part_ends_the_others(hub: FakeHub, tmp_path: Path) -> No
 
 
 async def test_failed_part_is_reported_before_its_turn(tmp_path: Path) -> None:
-    """The error of a part whose process has failed is raised at the next row of another part, and names the part."""
+    """If the process of a part fails, the next read of any part raises an error that names the failed part."""
     first = write(tmp_path / 'a.jsonl', *({'x': number} for number in range(9)))
     second = tmp_path / 'b'
     second.mkdir()

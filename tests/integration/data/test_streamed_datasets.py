@@ -76,7 +76,7 @@ async def create(service: RunningData, source: Any, *steps: Any, **fields: Any) 
 
 
 async def refused_field(service: RunningData, loader: dataset_pb2.Loader, consumed_rows: int) -> str:
-    """Return the field of the refusal of a position, once the stream has been read far enough to refuse it."""
+    """Return the field that the error for a position names; the error can follow only after some rows were read."""
     cursor = dataset_pb2.Cursor(consumed_rows=consumed_rows)
     while True:
         refused = await refusal_of(service.stream(start(loader.loader_id, cursor), credits_for(1)))

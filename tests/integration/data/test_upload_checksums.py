@@ -1,4 +1,4 @@
-"""Files that are uploaded to the data service without xxh3, as from languages whose libraries lack it."""
+"""Files that are uploaded to the data service without xxh3, which the libraries of some languages lack."""
 
 from collections.abc import AsyncIterator
 from hashlib import sha256

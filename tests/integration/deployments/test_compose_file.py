@@ -41,7 +41,7 @@ def test_container_starts_with_its_configuration(name: str) -> None:
 
 @pytest.mark.parametrize('name', OURS)
 def test_addresses_name_containers(name: str) -> None:
-    """Every address that a container calls names another one, at the port on which its service listens."""
+    """Every address that a container calls is that of another container, at the port on which its service listens."""
     found = containers(VARIABLES)
     container = found[name]
     loaded = loaded_config(container.target, container.environment, _arguments(container)).model_dump(mode='json')
@@ -55,7 +55,7 @@ def test_addresses_name_containers(name: str) -> None:
 
 @pytest.mark.parametrize('name', sorted(containers(VARIABLES)))
 def test_mounts_and_variables_are_complete(name: str) -> None:
-    """Every mounted file exists, every named volume is declared, and no variable of the file is left."""
+    """Every mounted file exists, every named volume is declared, and every variable has a value."""
     document = compose_document(VARIABLES)
     for mount in containers(VARIABLES)[name].mounts:
         if mount.path is None:
@@ -88,7 +88,7 @@ def test_images_are_unprivileged_and_checked(target: str) -> None:
 
 
 def test_every_service_has_an_image() -> None:
-    """The targets of the Containerfile are the services, and the sampler has another one with vLLM."""
+    """The Containerfile has a target for each service, and a second target for the sampler with vLLM."""
     assert set(containerfile.targets()) == {*SERVICES, 'sampler-vllm'}
     services = compose_document(VARIABLES)['services'].values()
     used = {service['build']['target'] for service in services if 'build' in service}

@@ -99,7 +99,7 @@ def test_addresses_of_settings_are_those_of_pods(service: str, tmp_path: Path) -
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_pods_are_restricted(service: str) -> None:
-    """A pod runs as the user of the image without privileges, writable files, and variables of service links."""
+    """A pod runs as the user of the image, without privileges, writable files or variables of service links."""
     pod = manifests.workload(service)['spec']['template']['spec']
     (container,) = pod['containers']
     assert pod['securityContext']['runAsUser'] == int(containerfile.inherited(service, 'USER')[-1].split(':')[0])
@@ -112,7 +112,7 @@ def test_pods_are_restricted(service: str) -> None:
 
 @pytest.mark.parametrize('callee', SERVICES)
 def test_network_policies_follow_the_call_graph(callee: str) -> None:
-    """A service can be called by the services that its configuration trusts, and these may call it, and no others."""
+    """The network policies let exactly those services call a service that its configuration trusts."""
     callers = set(config_class(callee).callers)
     rules = [rule for rule in _policy(callee)['ingress'] if 'from' in rule]
     assert {_selected(peer) for rule in rules for peer in rule['from']} == callers

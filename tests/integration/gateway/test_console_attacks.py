@@ -59,7 +59,7 @@ def registration() -> bytes:
 
 
 async def test_methods_between_services_are_refused_for_every_key(client: ConsoleClient) -> None:
-    """A key with all scopes cannot call methods between services, even with the headers of a service."""
+    """A key with all scopes cannot call the services' internal methods, even with the headers of a service."""
     assert len(INTERNAL) >= 9
     await client.log_in()
     for method in INTERNAL:

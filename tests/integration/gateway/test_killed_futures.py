@@ -75,7 +75,7 @@ def _outcome(response: operation_result_pb2.OperationResult) -> Any:
 async def test_gateway_killed_at_any_failpoint_applies_each_operation_once(
     tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
-    """A series of gateways, each killed at a different failpoint, gives bitwise the same results as an unkilled run."""
+    """Gateways that are killed at different failpoints give bitwise the same results as a run without kills."""
     async with serving_model(tiny_llama_dir, tmp_path / 'model') as service:
         settings = {'state_dir': tmp_path / 'undisturbed', 'upstreams.model': service.address}
         async with driven_gateway(settings) as driver:

@@ -1,4 +1,4 @@
-"""Tests a client of two gateway processes on one PostgreSQL database while one gateway is killed."""
+"""Tests of a client of two gateway processes on one PostgreSQL database while one gateway is killed."""
 
 import signal
 from pathlib import Path

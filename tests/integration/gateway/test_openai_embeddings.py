@@ -1,4 +1,4 @@
-"""Tests embeddings over OpenAI's API: vectors, order, encodings, weights, usage, quotas and refusals."""
+"""Tests of embeddings over OpenAI's API: vectors, order, encodings, weights, usage, quotas and refusals."""
 
 import base64
 import json
@@ -218,7 +218,7 @@ async def test_known_size_refuses_a_large_response_before_sampling(running: Open
 @pytest.mark.parametrize('encoding', ['float', 'base64'])
 @pytest.mark.parametrize(('count', 'size'), [(40, 4096), (1, 4096), (2048, 8)])
 async def test_reserved_memory_covers_the_response(encoding: str, count: int, size: int) -> None:
-    """Building a response takes less memory than was reserved before the second vector, in few and in many vectors."""
+    """Building a response of few or many vectors takes less memory than was reserved before the second vector."""
     body = {'model': 'm', 'input': ['a'] * count, 'encoding_format': encoding}
     request, reserved, sizes = embeddings.embedding_request(body), list[int](), dict[str, int]()
     vector = np.linspace(-1, 1, size, dtype='<f4').tobytes()

@@ -141,7 +141,7 @@ async def test_disconnect_within_a_body_is_not_a_server_error(running: OpenAiGat
 
 
 async def test_draining_server_ends_slow_calls_with_an_error(tmp_path: Path) -> None:
-    """A stopping server ends slow running calls with an error, and then accepts no connections."""
+    """A stopping server ends slow calls that are still running with an error, and accepts no further connections."""
     async with openai_gateway(tmp_path, CountingEngine()) as running:
         async with httpx.AsyncClient(timeout=60) as client:
             url = f'{running.base_url}/completions'

@@ -1,4 +1,4 @@
-"""Tests the responses that OpenAI's SDK gets from a gateway: completions and chats, complete and streamed."""
+"""Tests of the responses that OpenAI's SDK gets from a gateway: completions and chats, complete and streamed."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Reflection at a gateway: programs without generated code find and call its own and the forwarded services."""
+"""Programs without generated code find and call the gateway's own and the forwarded services by reflection."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ async def test_a_forwarded_method_is_called_by_its_description(gateway: RunningG
 
 @pytest.mark.parametrize('version', VERSIONS)
 async def test_buf_curl_finds_forwarded_services(gateway: RunningGateway, version: str, tmp_path: Path) -> None:
-    """A client of another project lists the services and calls a forwarded method in each version."""
+    """A client from another project lists the services, and calls a forwarded method, in each reflection version."""
 
     def curl(*arguments: str) -> str:
         protocol = f'--reflect-protocol=grpc-{version}'

@@ -206,7 +206,7 @@ async def test_operation_restores_a_parked_adapter(deployment: Deployment) -> No
 
 
 async def test_storage_quota_does_not_prevent_the_save_of_an_expired_session(deployment: Deployment) -> None:
-    """Saving an expired session may exceed the storage quota; later saves are refused until checkpoints are deleted."""
+    """The save of an expired session may exceed the storage quota; later saves are refused until space is free."""
     request = quota_service_pb2.SetQuotaRequest(tenant_id='default', quota=quota_service_pb2.Quota(stored_bytes=1))
     await quota_service_pb2_grpc.QuotaServiceStub(deployment.gateway.channel).SetQuota(request, metadata=ADMIN)
     session_id = await deployment.create_session('full')

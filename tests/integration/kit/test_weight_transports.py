@@ -1,4 +1,4 @@
-"""Weight transports between two threads instead of two processes: transfers, unknown peers, lost peers, timeouts."""
+"""Weight transports between two threads, in place of processes: transfers, unknown and lost peers, timeouts."""
 
 import socket
 import threading

@@ -21,7 +21,7 @@ NAMES = ('ad-1', 'ad-2')
 
 
 async def _killed(folder: Path) -> Path:
-    """Return the folder of a journal whose process was killed: two adapters with snapshots and later operations."""
+    """Return the folder of a journal whose process was killed, with two adapters, snapshots and later operations."""
     live = folder / 'live'
     journal = await open_journal(live)
     for name in NAMES:

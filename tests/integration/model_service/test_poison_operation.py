@@ -1,4 +1,4 @@
-"""A model service that an operation kills whenever it runs refuses this operation and serves all others."""
+"""An operation that kills the model service whenever it runs is refused, and all others are served."""
 
 from pathlib import Path
 from typing import Any

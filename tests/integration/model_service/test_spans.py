@@ -1,4 +1,4 @@
-"""The spans of an operation show its time in the queue, its pass and its journal write, with its content."""
+"""The spans of an operation show its time in the queue, its pass and its journal write, with their attributes."""
 
 from pathlib import Path
 from typing import Any

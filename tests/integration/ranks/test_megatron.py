@@ -51,7 +51,7 @@ def test_bits_depend_only_on_the_parts_of_layers(model_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_tensor_ranks_divide_experts(tmp_path: Path) -> None:
-    """A mixture of experts with divided experts, and adapters of these experts, give the results of one process.
+    """Experts that are divided among ranks, and adapters of these experts, give the results of one process.
 
     Some of the adapters have rows that all use the same experts.
     """

@@ -1,6 +1,6 @@
 """A sampler of a full-parameter run is killed while its base model is replaced. No response mixes two versions.
 
-The sampler is a real process on the torch engine. A client sends requests continuously, across kills and restarts.
+The sampler is a real process with the torch engine. A client sends requests continuously, across kills and restarts.
 Every response that it receives, complete or interrupted, must belong to a single version.
 """
 

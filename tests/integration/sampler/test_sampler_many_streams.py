@@ -86,7 +86,7 @@ async def test_thousand_streams_finish(sampler):
 
 
 async def test_batch_of_a_thousand_prompts_finishes_each_once(sampler):
-    """Each prompt has one result, a long prompt is not returned first, and equal prompts have equal tokens."""
+    """Each prompt has one result, a long prompt does not finish first, and equal prompts have equal tokens."""
     prompts = [sampling_pb2.Prompt(token_ids=ints([1, 3 + number % 300, 7])) for number in range(PROMPTS)]
     prompts[0] = sampling_pb2.Prompt(token_ids=ints([1] * 400))
     request = wire.SampleBatchRequest(

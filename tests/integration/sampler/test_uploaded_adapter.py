@@ -1,4 +1,4 @@
-"""An adapter that plain PEFT saved is uploaded and sampled. The tokens equal those of transformers with PEFT."""
+"""Samples of an uploaded adapter, which plain PEFT saved, equal those of transformers with PEFT."""
 
 import io
 import tarfile
