@@ -46,7 +46,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_samplers_follow_the_load(config: Path, tmp_path: Path) -> None:
-    """A sampler is added while requests wait and is removed afterwards; no request fails, and all samplers end."""
+    """A sampler is added while requests wait and removed afterwards; no request fails, and all samplers exit."""
     with _running(config, tmp_path) as (process, state):
         samplers = [_sampler_processes(state.state_dir)]
         with _load(state):

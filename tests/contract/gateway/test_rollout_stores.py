@@ -179,7 +179,7 @@ async def test_oldest_groups_are_removed_for_new_ones(store):
 
 
 async def test_many_small_groups_are_removed_for_one_large_group(store):
-    """If a large group needs their bytes, more groups than one statement deletes are removed in one call."""
+    """A call that stores a large group removes enough older groups, even if one statement cannot delete all of them."""
     small = {f'{index:04}': [plain(0)] for index in range(1000)}
     limit = sum(group.size_bytes for group in pack_all(small).values())
     assert await save(store, 0, small, max_bytes=limit) == 0

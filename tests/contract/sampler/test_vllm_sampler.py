@@ -114,7 +114,7 @@ def test_received_base_is_used_and_restored_bitwise(separate_sampler, tiny_llama
 
 
 def test_refusals_do_not_affect_the_sampler(sampler):
-    """Unknown adapters, prompts that are too long and sleep on a CPU are refused without side effects."""
+    """Unknown adapters, sleep on a CPU, and prompts that are too long are refused without side effects."""
     with pytest.raises(UnknownAdapter):
         sampler.sample(PROMPTS, GREEDY, 'unknown')
     with pytest.raises(ContextExceeded):

@@ -1,6 +1,7 @@
-"""The deployment of deploy/compose.yaml trains and samples, and loses a gateway without an error for its user.
+"""The deployment of deploy/compose.yaml trains and samples, and its user sees no error when a gateway is killed.
 
-The processes have the commands, variables and files of compose.yaml. Debian's packages replace images of others.
+The processes have the commands, variables and files of compose.yaml. Programs of Debian replace the images of other
+projects.
 """
 
 import json

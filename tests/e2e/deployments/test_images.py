@@ -31,7 +31,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
 
 @pytest.mark.parametrize('service', SERVICES)
 def test_image_serves(service: str, bases: tuple[str, str], tmp_path: Path) -> None:
-    """An image is built, its default command becomes ready, and its health check succeeds, as an ordinary user."""
+    """An ordinary user builds and runs an image; its default command becomes ready, and its health check succeeds."""
     image = build(service, bases)
     prefix = f'TWINKLE_{service.upper()}'
     variables = [f'{prefix}_INTERNAL_TOKEN=a-token-of-the-services']

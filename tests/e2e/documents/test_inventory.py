@@ -1,4 +1,4 @@
-"""A test of this folder runs every code block in the documents for new users, or a list has a reason.
+"""A test of this folder runs every code block in the documents for new users, unless a list states why not.
 
 `test_programs` and `test_commands` check that they run the Python and shell blocks of all pages.
 """

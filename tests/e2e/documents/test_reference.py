@@ -192,7 +192,7 @@ def test_documented_typescript_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_typescript_examples_run(tiny_stack: StackState, variables: Mapping[str, str], tmp_path: Path) -> None:
-    """Programs with the package are answered as their Python programs are."""
+    """Programs with the package get the same responses as their Python programs."""
     written = on_tiny_model(examples('typescript'), tiny_stack)
     programs = {name: written[name] for name in SOME}
     compile_typescript(tmp_path, programs)

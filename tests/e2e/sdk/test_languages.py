@@ -42,7 +42,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_program_trains_and_samples(
     built: tuple[ExampleProgram, Path], stack_name: str, request: pytest.FixtureRequest
 ) -> None:
-    """A program uses each kind of call, reads the details of an error, and ends calls by a deadline and by itself."""
+    """A program uses each kind of call, reads the details of an error, and ends calls by deadline and cancellation."""
     stack: StackState = request.getfixturevalue(stack_name)
     check_features(run_program(*built, variables_of(stack)), stack.base_model)
 

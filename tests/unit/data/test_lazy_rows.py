@@ -61,7 +61,7 @@ async def refusal_of(reader: LazyReader, index: int) -> InvalidField:
 
 @pytest.mark.parametrize('error', [TemplateError('broken'), ValueError('broken')])
 async def test_errors_without_a_row_name_the_step_that_failed(tmp_path: Path, error: Exception) -> None:
-    """An error that names no row names the step, which is not the last one; its index counts all steps."""
+    """An error without a row names the step that failed, which need not be the last one; its index counts all steps."""
     template = tiny_template(tmp_path, kind=FailingTemplate)
     template.error = error
     with closing(Threads('rows', count=1)) as threads:

@@ -153,7 +153,7 @@ async def test_streams_that_are_being_read_keep_their_progress() -> None:
 
 
 async def test_each_part_of_an_interleaved_mixture_counts() -> None:
-    """A mixture takes the place of as many streams as it alternates between; more than a share are refused for good."""
+    """Each part of an interleaved mixture counts as a stream; a mixture above a tenant's share is always refused."""
     streams, engine = live(4)
     part = StreamPart(stream=HubStream(hub=HubSource(dataset_id='d'), revision='', columns=()))
     two, three = (replace(DATASET, stream=StreamMixture(parts=(part,) * n, is_interleaved=True)) for n in (2, 3))
@@ -171,7 +171,7 @@ async def test_each_part_of_an_interleaved_mixture_counts() -> None:
 
 
 async def test_a_refused_call_closes_no_stream() -> None:
-    """Streams of other tenants stay open if they do not leave enough room for a mixture."""
+    """A mixture that does not fit beside the streams of other tenants is refused, and their streams stay open."""
     streams, engine = live(3)
     part = StreamPart(stream=HubStream(hub=HubSource(dataset_id='d'), revision='', columns=()))
     two = replace(DATASET, stream=StreamMixture(parts=(part, part), is_interleaved=True))

@@ -60,7 +60,7 @@ class Reader:
 
 
 def stream_of(reader: Any, loader: Loader, consumed: int, *, is_open: bool = True) -> LibraryStream:
-    """Return a stream after a position, whose calls wait for 0.05 seconds while it is read up to there."""
+    """Return a stream at a position; unless `is_open`, calls wait at most 0.05 seconds for the rows before it."""
     if is_open:
         reader.gate.set()
     limits = DecodedLimits(rows=100, dataset_bytes=100, tenant_bytes=100, total_bytes=100)
