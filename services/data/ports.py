@@ -44,8 +44,8 @@ class BatchStream(Protocol):
         Raises:
             PositionNotReached: The stream is still being read up to its first batch. Reading continues, as after a
                 cancellation.
-            InvalidField: The position is not the beginning of a batch or beyond the last row, the rows cannot be read,
-                or a row cannot be computed.
+            InvalidField: The position is not the beginning of a batch, the position is beyond the last row, the rows
+                cannot be read, or a row cannot be computed.
             QuotaExceeded, BytesFull: The rows of a batch take too much memory.
             ServiceUnreachable: The hub does not respond, or has no such dataset any more.
         """
@@ -75,8 +75,8 @@ class RowEngine(Protocol):
     async def find_stream(self, source: HubSource) -> HubStream:
         """Return the current revision of a hub dataset and its columns, without storing rows.
 
-        Cancellation: takes effect when the process that reads the hub has ended, also for `stream_rows`, so that
-        cancelled calls of a tenant do not leave processes behind.
+        Cancellation: takes effect when the process that reads the hub has ended, so that cancelled calls of a tenant do
+        not leave processes behind. The same applies to `stream_rows`.
 
         Raises:
             HubIdNotFound: See `read_hub`.

@@ -1,4 +1,4 @@
-"""Versions of adapters: get, list, pin and delete them, including unused versions and versions of deleted adapters."""
+"""Gets, lists, pins and deletes versions of adapters, and collects unused versions."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -123,7 +123,7 @@ class Versions:
             if not version.is_pinned and (unused_since is None or store.last_use(version) < unused_since)
         ]
         if ring.newest in deleted:
-            # Written before the deletion: version numbers must not restart if the service crashes in between.
+            # The mark is written first: version numbers must not restart if the service crashes before the deletion.
             await store.mark_newest(NewestMark(adapter, ring.highest))
         for version in reversed(deleted):
             await store.delete(version.key)

@@ -163,7 +163,10 @@ class FolderStore:
         return CheckpointDamaged(_title(key))
 
     def _load_mark(self, name: str) -> NewestMark | None:
-        """Return a mark; None if it is damaged. Then, only numbers up to the newest stored version count as used."""
+        """Return a mark; None if it is damaged.
+
+        Without a mark, only the numbers up to the newest stored version count as used.
+        """
         try:
             return mark_from_json(self._disk.read(name))
         except (ValueError, KeyError, TypeError) as error:
@@ -302,7 +305,10 @@ class FolderStore:
         return {name.partition('/')[0] for name in self._disk.names(slot)}
 
     def _clear(self, slot: str, names: Iterable[str]) -> None:
-        """Remove the files of a slot without a record, except folders being written; readers delay the removal."""
+        """Remove the files of a slot without a record, except folders that are being written.
+
+        A folder that is being read is removed when its last reader closes.
+        """
         for name in names:
             if not self._folders.is_being_written(f'{slot}/{name}'):
                 self._folders.remove(f'{slot}/{name}')

@@ -51,7 +51,7 @@ class _Entry:
     cached: CachedVersion
     is_spilled: bool = False
     is_removed: bool = False
-    """Whether the version was or is being removed from memory; open readers can still read it."""
+    """Whether the removal of the version from memory has begun; open readers can still read the version."""
     reader_count: int = 0
     arrival_seconds: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     """Time at which the version arrived, on the event loop's clock."""
@@ -241,7 +241,7 @@ class MemoryTier:
         self._insert(entry)
 
     async def drop_replaced(self, key: _Key) -> None:
-        """Remove a version from memory that another state has replaced under the same key."""
+        """Remove from memory a version that another state has replaced under the same key."""
         replaced = self._entries.get(key)
         if replaced is not None:
             replaced.is_removed = True
@@ -276,7 +276,7 @@ class MemoryTier:
             self._to_spill.put_nowait(entry.cached.record.key)
 
     def _evictable(self, size_bytes: int) -> Iterator[_Entry]:
-        """Yield spilled versions without readers, least recently used first, until another version fits."""
+        """Yield spilled versions without readers, least recently used first, until `size_bytes` would fit."""
         excess_bytes = self._used_bytes + size_bytes - self._capacity_bytes
         excess_count = len(self._entries) + 1 - _MAX_VERSIONS
         for entry in self._entries.values():
@@ -353,7 +353,7 @@ class MemoryTier:
             await self._write_through(entry)
 
     async def _write_through(self, entry: _Entry) -> None:
-        """Write a version to the durable store unless it was spilled or removed; the caller holds its lock."""
+        """Write a version to the durable store unless it was spilled or removed. The caller holds `entry.lock`."""
         if entry.is_spilled or entry.is_removed:
             return
         failpoints.reach('spill.begun')

@@ -1,7 +1,7 @@
-"""Counts the readers and writers of each folder, so that readers can finish although the folder is deleted.
+"""Counts the readers and writers of each folder, so that readers can finish even if the folder is deleted.
 
 A local disk does not need the counts, because open files stay readable after deletion. On a remote store, deletion of a
-folder is deferred until its last reader closes. After a crash in between, the folder remains without a record, and the
+folder is deferred until its last reader closes. After a crash before that, the folder remains without a record, and the
 next start removes it.
 """
 

@@ -46,7 +46,7 @@ _MAX_GLOBALS = 64
 _SPARSE = b'GNU.sparse.'
 """Prefix of the header fields of sparse files."""
 _MESSAGE_CHARACTERS = 500
-"""Maximum length of the problem in an error, which may quote the archive."""
+"""Maximum length of the problem that an error states; the problem may quote the archive."""
 _PICKLE_FILE = 'adapter_model.bin'
 _GZIP_MAGIC = b'\x1f\x8b'
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS

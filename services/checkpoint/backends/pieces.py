@@ -117,7 +117,7 @@ def given_piece(data: bytes) -> tuple[int, Callable[[int], Piece]]:
 
 
 def archive_files(manifest: WeightManifest, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return the files beside the weights file in a checkpoint's archive, by name.
+    """Return the files in a checkpoint's archive other than the weights file, by name.
 
     The card contains nothing that only the tenant may see, because archives of public checkpoints are readable by all.
     """

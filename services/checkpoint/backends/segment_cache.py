@@ -35,7 +35,7 @@ _FOLDER = 'checkpoint.'
 _HOME = 'home'
 _LOCK = 'lock'
 _RECORD = '.record'
-"""Suffix of a record file; its first line is the manifest, the rest is the record, both as JSON."""
+"""Suffix of a record file. The first line of the file is the manifest, and the rest is the record, both as JSON."""
 _NEW = '.new'
 """Suffix of a record file while it is written."""
 

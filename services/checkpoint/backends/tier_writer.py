@@ -30,7 +30,7 @@ class Tier(Protocol):
         ...
 
     async def drop_replaced(self, key: VersionKey | CheckpointKey) -> None:
-        """Remove a version from memory that another state has replaced under the same key."""
+        """Remove from memory a version that another state has replaced under the same key."""
         ...
 
 

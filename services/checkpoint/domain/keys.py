@@ -45,7 +45,7 @@ class CheckpointKey:
 
 
 def parse_checkpoint_path(tenant_id: str, path: str) -> CheckpointKey | None:
-    """Return the key of a checkpoint path or id of `tenant_id`; None if `path` is neither."""
+    """Return the key of a checkpoint of `tenant_id`; None if `path` is neither a checkpoint path nor an id."""
     run, separator, name = path.removeprefix(PATH_SCHEME).partition('/weights/')
     if not separator or not is_adapter_id(run) or not is_name(name):
         return None

@@ -230,7 +230,7 @@ class Datasets:
             yield Piece(begin, await file.read(begin, CHUNK_BYTES))
 
     async def peek(self, caller: Caller, dataset_id: str, *, begin: int, count: int) -> Sequence[PeekedRow]:
-        """Return at most `count` rows from index `begin` on, in at most `PEEKED_BYTES`.
+        """Return at most `count` rows from index `begin` on; fewer if they take more than `PEEKED_BYTES` in memory.
 
         Only these rows are read. The steps of a lazy dataset are applied to them. A row that a step refuses is returned
         with the problem.
@@ -298,7 +298,7 @@ class Datasets:
                 raise InUse('dataset', dataset.dataset_id, f'loader {loader.loader_id}')
 
     async def _check_stored_bytes(self, tenant_id: str, meter: RowMeter) -> None:
-        """Refuse rows that would not fit into the tenant's storage; their files are about as large as the rows."""
+        """Refuse rows that would not fit into the tenant's storage; their size in memory is used as an estimate."""
         if await self._store.stored_bytes(tenant_id) + meter.size_bytes > self._limits.stored_bytes:
             raise QuotaExceeded('dataset_stored_bytes', self._limits.stored_bytes)
 

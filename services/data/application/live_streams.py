@@ -21,10 +21,10 @@ class _Idle:
     process_count: int
     stream: BatchStream
     timer: asyncio.TimerHandle
-    """Closes the stream."""
+    """Timer that closes the stream."""
 
     def is_kept_from(self, tenant_id: str) -> bool:
-        """Return whether a tenant cannot close the stream, because its client waits until it reaches a position."""
+        """Return whether calls of a tenant must not close the stream, because it reads rows for another tenant."""
         return self.stream.is_reading and self.tenant_id != tenant_id
 
 
@@ -41,8 +41,8 @@ class LiveStreams:
     """Keeps the stream of each loader open between calls, because a new stream is read from its beginning.
 
     The number of processes of open streams is limited, in total and for each tenant. Streams that no call uses are
-    closed after some time, or when another stream needs their place, the oldest first. Streams that are still being
-    read are closed last, and only for streams of the same tenant, because they would lose their progress.
+    closed after some time, or when another stream needs their place, the oldest first. Streams that are still reading
+    rows are closed last, and only for streams of the same tenant, because their progress would be lost.
     """
 
     def __init__(self, engine: RowEngine, *, limit: int, tenant_limit: int, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -118,7 +118,7 @@ class LiveStreams:
         return sum(idle.process_count for idle in self._idle.values() if tenant_id in ('', idle.tenant_id))
 
     def _taken(self, loader_id: str) -> BatchStream | None:
-        """Return the stream of a loader that no call uses, and forget it."""
+        """Remove and return the stream of a loader; None if the loader has no stream that no call uses."""
         idle = self._idle.pop(loader_id, None)
         if idle is None:
             return None

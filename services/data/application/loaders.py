@@ -197,7 +197,7 @@ class Loaders:
 
 
 class _IndexedSource:
-    """Reads the batches of stored rows. Holds the position in the loader and the row order of the current epoch."""
+    """Reads the batches of stored rows. Holds the position in the loader, and the row order of the current epoch."""
 
     def __init__(self, loader: Loader, reader: RowReader, start: StreamStart) -> None:
         self._loader, self._reader = loader, reader
@@ -215,7 +215,7 @@ class _IndexedSource:
         epoch, begin = self.consumed // self._loader.epoch_rows, self.consumed % self._loader.epoch_rows
         if epoch != self._epoch:
             seed, size = self._loader.shuffle_seed, self._loader.row_count
-            # Sorting millions of rows would block the event loop for too long.
+            # Computing the order of millions of rows would block the event loop for too long.
             self._order = await asyncio.to_thread(epoch_order, size, seed=seed, epoch=epoch)
             self._epoch = epoch
         end = min(begin + self._loader.batch_size, self._loader.epoch_rows)

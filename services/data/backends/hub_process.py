@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def end_with_service() -> None:
-    """End this process at the end of its input, which the service keeps open: also when the service is killed.
+    """End this process when its input ends, because the service, which keeps the input open, exited or was killed.
 
     A killed service cannot remove the folder of this process. `rm` replaces the process, so that no other thread writes
     to the folder meanwhile, and ignores the files that an exiting service removes at the same time.
@@ -94,7 +94,7 @@ def _lines(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _confine_files(path: Path | None) -> None:
-    """Prevent the library from opening other files than those of the dataset and of its cache."""
+    """Prevent the library from opening files other than those of the dataset and of the library's cache."""
     from twinkle_services.data.backends.hub_files import confine_files  # noqa: PLC0415 - not imported by the service
 
     folders = [Path(os.environ['HF_DATASETS_CACHE']), *([] if path is None else [path, path.resolve()])]
@@ -118,7 +118,7 @@ def _json_of(name: str, value: Any) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value of a type that JSON lacks as text, in the form that docs/datasets.md lists."""
+    """Convert a value whose type JSON lacks to text, in the form that docs/datasets.md lists."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is None else value.astimezone(UTC)
         return moment.replace(tzinfo=None).isoformat(' ', 'microseconds') + ('Z' if value.tzinfo else '')

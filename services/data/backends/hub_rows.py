@@ -115,9 +115,9 @@ class RowProcess:
         yield from rows_of_lines(self._name, self._contents(ROW), meter)
 
     def raise_failure(self) -> None:
-        """Raise the error of a process that failed, although it may have written rows before; no thread may be reading.
+        """Raise the error of a process that failed, even if it has written rows before; no thread may be reading.
 
-        A process that a signal ended may have written all rows: libraries may crash while the interpreter ends.
+        Do nothing if a signal ended the process: a library may have crashed at the exit, after all rows were written.
 
         Raises:
             HubError, DatasetError: See `found`.
@@ -158,12 +158,12 @@ class RowProcess:
 
 
 class StreamedRows:
-    """The rows of a streamed dataset; each iteration starts a process, and one runs at a time."""
+    """The rows of a streamed dataset. Each iteration uses a new process, and only one iteration runs at a time."""
 
     def __init__(
         self, stream: HubStream, meter: RowMeter, *, access: HubAccess, memory_bytes: int, read_ahead: int
     ) -> None:
-        """Keep the arguments.
+        """Store the arguments; the first iteration starts a process.
 
         Args:
             stream: The dataset.

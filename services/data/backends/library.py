@@ -175,7 +175,7 @@ class LibraryEngine:
             default_system=step.default_system,
             enable_thinking=step.is_thinking_enabled,
             is_private_allowed=is_deployed or self._access.is_private_allowed(step.base_model),
-            # The token is for the repositories that the operator named.
+            # The token may be used only for the repositories that the operator named.
             is_move_allowed=False,
             # Features on the wire contain no pixels yet, and a client must not read files of this machine.
             is_media_read=False,

@@ -32,7 +32,7 @@ def source_errors(field: str, *, hub_id: str = '') -> Generator[None]:
 
     Raises:
         HubIdNotFound: The hub id cannot be resolved.
-        InvalidField: The source cannot be read, is too large to be downloaded, or has another name now.
+        InvalidField: The source cannot be read, is too large to be downloaded, or was renamed.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def step_errors(index: int, step: Step, table: Table) -> Generator[None]:
         table: The table of the step; errors name its dataset and its template.
 
     Raises:
-        InvalidField: A row or an argument is invalid, or the template's model has another name now.
+        InvalidField: A row or an argument is invalid, or the template's model was renamed.
         UnknownComponent: The step names an unknown component.
         DatasetNotReady: A required earlier step is missing, or the step was already applied.
         HubIdNotFound: The template's model was not found.

@@ -82,7 +82,7 @@ def _filtered(table: Table, view: LazyDataset, step: FilterStep) -> Table:
 
 
 def add_step(view: LazyDataset | IterablePackingDataset, step: Step, part: DatasetMeta | None = None) -> None:
-    """Add a step to a view, or to one of its parts, which applies it to each row when the row is read."""
+    """Add a step to a view, or to one of its parts; the step is applied to each row when the row is read."""
     match step:
         case MapStep():
             view.map(build_preprocessor(step.preprocessor, step.init_args), part)

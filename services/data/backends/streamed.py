@@ -36,7 +36,7 @@ _log = structlog.get_logger('data')
 REACH_SECONDS = 30.0
 """Time in seconds for which a call waits while the stream is read up to its position; less than clients' deadlines."""
 _SHUFFLE_BUFFER = 1000
-"""Number of rows in which a shuffled stream is shuffled."""
+"""Number of rows in the buffer that shuffles a stream."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _mixed(dataset: Dataset, stored: Sequence[StreamedRows]) -> IterablePackingD
 
 
 class _Rows:
-    """Rows of a stream after its pending steps, with their sizes, which are charged."""
+    """The rows of a stream after its pending steps, each with its size; the sizes are charged to the meter."""
 
     def __init__(
         self, view: IterablePackingDataset, stored: Sequence[StreamedRows], dataset: Dataset, meter: RowMeter
@@ -148,7 +148,7 @@ class LibraryStream:
         self, reader: StreamReader, dataset: Dataset, loader: Loader, meter: RowMeter, *, consumed: int,
         reach_seconds: float = REACH_SECONDS,
     ) -> None:  # fmt: skip
-        """Create a stream after `consumed` rows. `reach_seconds` is the time in which one call waits for them."""
+        """Create a stream after `consumed` rows. One call waits up to `reach_seconds` to reach them."""
         self._reader, self._dataset, self._loader, self._meter = reader, dataset, loader, meter
         self._consumed, self._reach_seconds = consumed, reach_seconds
         self._reached = 0

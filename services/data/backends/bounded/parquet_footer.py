@@ -15,13 +15,13 @@ from pathlib import Path
 from twinkle.dataset import UnreadableFile
 
 _TAIL = struct.Struct('<I4s')
-"""The size of the footer, and the last bytes of the file."""
+"""Layout of the end of a file: the size of the footer, and the magic number."""
 _MAGIC = b'PAR1'
 """Last bytes of every Parquet file."""
 MAX_FOOTER_BYTES = 16 << 20
 """Maximum size of a footer, which pyarrow reads at once."""
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
-"""Types of values in the compact protocol."""
+"""Numbers of the types of values in the compact protocol."""
 _FIXED_BYTES = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8, _UUID: 16}
 """Sizes of the values of types with a fixed size."""
 _PATH = ((4, _LIST), (1, _LIST), (3, _STRUCT))
