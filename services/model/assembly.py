@@ -57,7 +57,7 @@ _GAP_SECONDS = 5.0
 LOAD_ERRORS = (HubError, ImportError, OSError, ValueError, NotSupportedYet)
 """Errors of `load_backend` that the operator can remedy."""
 FULL_GRADIENT_SUM = 'full_gradient_sum'
-"""Name of the order in which the gradients of full-parameter runs are added, in the environment of a replay."""
+"""Key in the replay environment for the order in which the gradients of full-parameter runs are added."""
 TREE_SUM = 'tree'
 """Order that does not depend on the mesh; see `twinkle.model.engine.gradient.GradientSum`."""
 _log = structlog.get_logger('model')
@@ -202,7 +202,7 @@ def engine_name(config: ModelConfig, *, dtype: str) -> str:
 
 
 async def load_and_report(config: ModelConfig, readiness: Readiness) -> GroupBackend:
-    """Load the configured engine, and report the steps.
+    """Load the configured engine, and report each step of loading to `readiness`.
 
     Raises:
         SystemExit: The model cannot be loaded; the message states the cause.

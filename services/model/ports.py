@@ -72,7 +72,7 @@ class TrainerBackend(Protocol):
 
         Returns:
             For each part, in order, the result or error of `run`, or `UnfinishedVerb` if the verb needs more passes. On
-            CPUs, each result is bitwise equal to that of the part alone. A failure affects its part only.
+            CPUs, each result is bitwise equal to that of the part alone. A failed part does not affect the others.
         """
         ...
 
@@ -253,7 +253,7 @@ class Journal(Protocol):
         ...
 
     async def accept(self, operation: Operation) -> None:
-        """Record a running operation durably, replacing an operation without outcome that has the same number."""
+        """Record a running operation durably, replacing an operation that has the same number and no outcome."""
         ...
 
     async def begin_attempt(self, operation: Operation) -> int:

@@ -37,7 +37,7 @@ class SamplerEngine(Protocol):
 
     @property
     def device_memory(self) -> Mapping[str, int]:
-        """Bytes of the GPUs' memory by state, as of the last seconds; empty on a CPU. Any thread may read it."""
+        """Bytes of the GPUs' memory by state, at most some seconds old; empty on a CPU. Any thread may read it."""
         ...
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ class OperationReader:
         return operation_from_proto(message, field, vocabulary_size=self._vocabulary_size)
 
     def _check_size(self, verb: Any, field: str, source: str) -> None:
-        """Refuse too many examples or too large options before they are converted."""
+        """Refuse too many examples, and options that are too large, before they are converted."""
         present = {descriptor.name: value for descriptor, value in verb.ListFields()}
         for name in _OPTION_FIELDS:
             if name in present:

@@ -195,7 +195,7 @@ class Dispatcher:
         return Counter(type(submission.verb).__name__ for submission in list(self._waiting.values()))
 
     def estimate_time(self, operation_count: int) -> timedelta:
-        """Estimate how long a number of consecutive operations of one adapter takes."""
+        """Estimate the duration of `operation_count` consecutive operations of one adapter."""
         return self._pace.mean_time * operation_count
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ class AdapterExpiry:
     """Saves and removes unused adapters, one at a time.
 
     A sweep that fails or is interrupted by a crash loses nothing, and the next one completes it: an adapter is removed
-    only after its trained state was found in an undamaged checkpoint.
+    only after its trained state has been found in an undamaged checkpoint.
 
     Concurrency: use it from one event loop only.
     """

@@ -103,7 +103,7 @@ class FindDivergence:
         return replayed
 
     async def _sections(self, adapter: Adapter, newest: Snapshot) -> list[tuple[Snapshot, Sequence[JournalEntry]]]:
-        """Return the replayable sections of the history, oldest first: a snapshot and the operations after it."""
+        """Return the replayable sections of the history, oldest first: each snapshot with the operations after it."""
         sections: list[tuple[Snapshot, Sequence[JournalEntry]]] = []
         snapshot: Snapshot | None = newest
         until = adapter.sequence_number

@@ -76,7 +76,7 @@ class Recover:
         return adapter
 
     async def _settle(self, adapter_id: str) -> bool:
-        """Restore an adapter, and park it if its last operation had crashed the service; return False if that fails."""
+        """Restore an adapter, and park it if its last operation crashed the service; return whether this succeeded."""
         try:
             async with self._residency.hold(adapter_id):
                 pass

@@ -151,7 +151,7 @@ class EndLease:
     """Ends the lease of the replica. Concurrency: use it from one event loop only."""
 
     def __init__(self, backend: TrainerBackend, residency: Residency, *, suspended_seconds: float) -> None:
-        """Create the use case; operations of the adapter are refused for `suspended_seconds` after its lease ended."""
+        """Create the use case; operations of the adapter are refused for `suspended_seconds` after its lease ends."""
         self._backend = backend
         self._residency = residency
         self._suspended_seconds = suspended_seconds

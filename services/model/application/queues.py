@@ -83,7 +83,7 @@ class Queues:
             return self._queues[adapter_id]
 
     async def _record(self, adapter_id: str) -> Sequence[RecordEntry]:
-        """Return the last operations. An outcome is missing only if a snapshot includes its operation."""
+        """Return the last operations. An outcome is missing only if the restored snapshot includes its operation."""
         entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
         if all(entry.outcome is not None for entry in entries):
             return entries
@@ -92,6 +92,6 @@ class Queues:
         async with self._residency.hold(adapter_id) as resident:
             entries = await self._journal.record(adapter_id, size=RECORD_LENGTH)
             if any(entry.outcome is None and entry.sequence_number > resident.restored_number for entry in entries):
-                # A recomputed outcome could not be written. Its operation would block the queue.
+                # A recomputed outcome could not be written. Without the outcome, its operation would block the queue.
                 raise JournalUnavailable(adapter_id)
         return entries

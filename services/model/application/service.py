@@ -82,11 +82,11 @@ class ModelService:
     facts: Callable[[], ServerFacts]
     """Returns the facts about this service, including its load."""
     recover: Recover
-    """Call once before serving."""
+    """Restores the adapters of the journal; call once before serving."""
     cleanup: Cleanup
-    """Call periodically."""
+    """Evicts idle adapters and queues; call periodically."""
     expiry: AdapterExpiry
-    """Call periodically, less often than `cleanup`."""
+    """Removes unused adapters; call periodically, less often than `cleanup`."""
     vocabulary_size: int
     """Upper bound of token ids, exclusive."""
     max_batch_examples: int

@@ -176,7 +176,7 @@ async def as_published(state: AdapterState, dtype: str | None) -> tuple[AdapterS
         dtype: Data type to publish; None for the trainer's data type.
 
     Raises:
-        InvalidField: A weight is out of range of `dtype`.
+        InvalidField: A weight is outside the range of `dtype`.
     """
     if dtype is None:
         return state, ()

@@ -19,7 +19,7 @@ from twinkle_services.model.backends.refusals import engine_errors_as_domain_err
 from twinkle_services.model.domain.plan import PlanCost, TrainingPlan
 
 _BUSY_SHARE = 0.1
-"""Share of the processors' time, used by other processes, above which a measurement counts as one under load."""
+"""Share of processor time used by other processes above which a measurement counts as one under load."""
 _REPEAT_SECONDS = 60.0
 """Time after which an estimate repeats a measurement under load."""
 
@@ -73,7 +73,7 @@ class EngineDryRun:
         )
 
     def _is_under_load(self, cost_model: CostModel) -> bool:
-        """Return whether other processes used the processors, which is not known for a group of several processes."""
+        """Return whether other processes used the processors; False for several processes, where this is not known."""
         return self._process_count == 1 and cost_model.other_load > _BUSY_SHARE
 
     def _available_bytes(self) -> int:

@@ -44,8 +44,8 @@ class Adapter:
     session_id: str = ''
     """Session in which the adapter was created; empty without a session."""
     checkpoint_path: str = ''
-    """Checkpoint with the current weights: that of the creation, of the last load, or of the last save with the
-    optimizer and without an expiry, if no step or undo followed. Empty otherwise."""
+    """Checkpoint with the current weights: the one used by the creation or by the last load, or the last one saved with
+    the optimizer and without an expiry. Empty if there is no such checkpoint, or if a step or an undo followed it."""
     session_end_time: datetime | None = None
     """Time of the last request to park the adapter because its session had ended; None before the first request."""
     metrics: StepMetrics = field(default_factory=StepMetrics)

@@ -204,7 +204,7 @@ class AdapterDamaged(DataLoss):
     """Details for the log only, because they may contain file names."""
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the adapter without the problem."""
+        """Return the adapter id, but not the problem."""
         return {'adapterId': self.adapter_id}
 
 

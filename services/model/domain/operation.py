@@ -171,7 +171,7 @@ class Undo:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMerged:
-    """Writes the merged base model and adapter as a plain model folder."""
+    """Merges the adapter into a copy of the base model, and writes the result as a plain model folder."""
 
     name: str
 

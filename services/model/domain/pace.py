@@ -42,7 +42,7 @@ class Pace:
 
     @property
     def mean_time(self) -> timedelta:
-        """Mean duration of a batch or a quick verb."""
+        """Mean duration over batches and quick verbs; zero before the first measurement."""
         return timedelta(seconds=self._mean_seconds.value or 0.0)
 
     def observe(self, seconds: float, *, token_count: int) -> None:

@@ -45,7 +45,7 @@ class LoadResult:
     consumed_train_samples: int | None = None
     """The saved data cursor; None if the checkpoint has no cursor, or only the weights were loaded."""
     gradient_accumulation_steps: int | None = None
-    """The saved value; None if only the weights were loaded."""
+    """The saved number of accumulation steps; None if only the weights were loaded."""
 
 
 Outcome = ForwardResult | StepResult | MetricResult | SaveResult | PublishResult | LoadResult | None

@@ -295,7 +295,7 @@ class Scheduler:
                 return
 
     def _add_one_each(self, batch: list[ReadyVerb], key: str | None, tenants: Sequence[_Tenant], capacity: int) -> int:
-        """Add at most one verb of each tenant with credit, `capacity` tokens in all; return the number of tokens."""
+        """Add one verb of each tenant with credit, up to `capacity` tokens in total; return the number of tokens."""
         remaining = capacity
         for tenant in tenants:
             verb = next(iter(tenant.by_key.get(key, {}).values()), None)

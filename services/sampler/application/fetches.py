@@ -51,7 +51,7 @@ class Fetches:
         """Wait for a version's running fetch, or start one with `fetch_weights`, and return the loaded version.
 
         Raises:
-            DomainError: The fetch failed, during this call or before it, or it ended without free capacity.
+            DomainError: The fetch failed, during this call or before it, or it ended because there was no capacity.
         """
         fetch = self._fetches.pop(key, None)
         if fetch is not None and (error := fetch.failure()) is not None:

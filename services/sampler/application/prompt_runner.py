@@ -144,7 +144,7 @@ class PromptRunner:
 
     @asynccontextmanager
     async def lease(self, caller: Caller, choice: AdapterChoice | None) -> AsyncGenerator[ResidentVersion | None, None]:
-        """Lease the version that `choice` selects within this block; yield None for the base model alone.
+        """Lease the version that `choice` selects until this block ends; yield None for the base model alone.
 
         Raises:
             BaseModelNotFound: No adapter is selected, and this sampler serves a full-parameter run.

@@ -70,7 +70,7 @@ class FleetClient:
 
 
 class _ReportQueue:
-    """A queue of reports between their generator and a call, which may stop reading at any time."""
+    """A queue between the generator of reports and a call that may stop reading the reports at any time."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ReplicaReport | None] = asyncio.Queue(maxsize=1)

@@ -62,7 +62,7 @@ class VersionNotReady(Unavailable):
     adapter_id: str
     """Id of the adapter, or name of the checkpoint."""
     version: int
-    """Exact or lowest version that the request accepts; 0 if it accepts any, or no more adapters can be followed."""
+    """Exact or lowest version that the request accepts; 0 for any version, or if no more adapters can be followed."""
 
     def __str__(self) -> str:
         requested = f'version {self.version}' if self.version else 'the requested version'

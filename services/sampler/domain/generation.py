@@ -174,7 +174,7 @@ class EngineLoad:
     kv_usage: float = 0.0
     """Fraction of the key-value cache in use, 0 to 1."""
     tokens_per_second: float = 0.0
-    """Average over the last seconds."""
+    """Number of sampled tokens per second, averaged over the last few seconds."""
     prefix_hit_rate: float = 0.0
     is_paused: bool = False
     is_sleeping: bool = False

@@ -94,8 +94,8 @@ class Residency:
     def add(self, version: ResidentVersion) -> None:
         """Add a version, for which the caller has made space with `evict_for`.
 
-        A new version of a resident adapter gets the last use of the other versions, so that publishing alone does not
-        keep an adapter in memory.
+        A new version of a resident adapter takes over the last use of the adapter's other versions, so that publishing
+        alone does not keep an adapter in memory.
         """
         others = self.versions_of(version.key.adapter)
         version.last_use = max((item.last_use for item in others), default=0)

@@ -15,9 +15,9 @@ class RunningRequest:
     is_aborted: bool = False
     """Whether the request was aborted; prompts of the request that wait for a slot then end without running."""
     engine_request_ids: set[str] = field(default_factory=set[str])
-    """Ids of its prompts that are running in the engine."""
+    """Ids in the engine of the prompts that are running there."""
     slot_waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
-    """One future for each of its prompts that wait for a slot."""
+    """One future for each prompt that waits for a slot."""
 
 
 class RunningRequests:

@@ -64,7 +64,7 @@ def load_engine(options: LoadOptions) -> TrainerEngine:
 
     Raises:
         ModelNotFound, HubUnreachable: The model does not exist, or cannot be downloaded.
-        UnsupportedModel: The architecture, or a combination with the mesh or the patches, is not supported.
+        UnsupportedModel: The architecture, or its combination with the mesh or the patches, is not supported.
         UnknownComponent, HubError: A plugin is not installed, or cannot be downloaded.
         InvalidComponent, PluginRefused: A plugin is not a loss, its name is taken, or it has a different digest.
         ValueError: A patch is unknown or does not fit the model, or the mesh or the device does not fit the processes.

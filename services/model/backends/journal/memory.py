@@ -227,7 +227,7 @@ def _trim(history: _AdapterHistory, undo_steps: int) -> None:
     history.snapshots = {number: history.snapshots[number] for number in retention.snapshots}
     oldest_on_record = max(history.rows, default=0) - RECORD_LENGTH + 1
     for number, row in list(history.rows.items()):
-        # An operation without outcome is in progress and still needed.
+        # An operation without an outcome is in progress and still needed.
         if row.outcome is None or (row.kind is ReplayKind.REPLAYED and retention.is_replayable(number)):
             continue
         row.operation = None
