@@ -11,7 +11,7 @@ from twinkle_services.kit.errors import InvalidField
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """A checkpoint of the snapshot, or a change. An event without `key` follows the snapshot or the missed changes."""
+    """A checkpoint of the snapshot, or a change; without `key`, the end of the snapshot or of the missed changes."""
 
     resume_token: str
     """Token with which a later call resumes after this event; empty for a damaged checkpoint."""

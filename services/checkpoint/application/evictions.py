@@ -14,7 +14,7 @@ from twinkle_services.checkpoint.ports import StateStore
 _log = structlog.get_logger('store')
 
 _DELAY_SECONDS = 0.2
-"""Delay before a deletion. Samplers fetch the new version first, because releasing the old version's memory is slow."""
+"""Delay before a deletion, so that samplers fetch the new version first; releasing the old version's memory is slow."""
 
 
 class Evictions:

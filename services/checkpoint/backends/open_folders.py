@@ -1,8 +1,8 @@
 """Counts the readers and writers of each folder, so that readers can finish even if the folder is deleted.
 
 A local disk does not need the counts, because open files stay readable after deletion. On a remote store, deletion of a
-folder is deferred until its last reader closes. After a crash before that, the folder remains without a record, and the
-next start removes it.
+folder is deferred until its last reader closes. If the process crashes before that, the folder remains without a
+record, and the next start removes it.
 """
 
 from collections import Counter

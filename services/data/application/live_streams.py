@@ -118,7 +118,7 @@ class LiveStreams:
         return sum(idle.process_count for idle in self._idle.values() if tenant_id in ('', idle.tenant_id))
 
     def _taken(self, loader_id: str) -> BatchStream | None:
-        """Remove and return the stream of a loader; None if the loader has no stream that no call uses."""
+        """Remove and return the idle stream of a loader; None if the loader has no idle stream."""
         idle = self._idle.pop(loader_id, None)
         if idle is None:
             return None

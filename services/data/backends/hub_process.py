@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def end_with_service() -> None:
-    """End this process when its input ends, because the service, which keeps the input open, exited or was killed.
+    """Wait for the end of the input, which the service keeps open until it exits or is killed; then end this process.
 
     A killed service cannot remove the folder of this process. `rm` replaces the process, so that no other thread writes
     to the folder meanwhile, and ignores the files that an exiting service removes at the same time.

@@ -148,7 +148,7 @@ class LibraryStream:
         self, reader: StreamReader, dataset: Dataset, loader: Loader, meter: RowMeter, *, consumed: int,
         reach_seconds: float = REACH_SECONDS,
     ) -> None:  # fmt: skip
-        """Create a stream after `consumed` rows. One call waits up to `reach_seconds` to reach them."""
+        """Create a stream after `consumed` rows; one call waits up to `reach_seconds` for this position."""
         self._reader, self._dataset, self._loader, self._meter = reader, dataset, loader, meter
         self._consumed, self._reach_seconds = consumed, reach_seconds
         self._reached = 0
