@@ -158,7 +158,7 @@ WeightUpdate = AdapterWeights | Synced
 class WeightSource(Protocol):
     """Source of versions and checkpoints. Returned weights are complete and verified.
 
-    An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+    An error returned by another service is raised as a `ForwardedError` with the code of the class that a method names.
     """
 
     def follow(

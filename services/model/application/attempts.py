@@ -38,8 +38,8 @@ class Attempts:
     async def counted(self, work: str, *, refusal: DomainError) -> AsyncIterator[None]:
         """Count an attempt durably before the block runs. The count is reset unless the process ends in the block.
 
-        For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted, and
-        refused work stays refused. Later, a refusal resets the count.
+        For some time after a crash, these blocks run one at a time, so that only the cause of a crash is counted. In
+        this time, refused work stays refused. Later, a refusal resets the count.
 
         Args:
             work: Name of the work in the journal.

@@ -82,7 +82,7 @@ class ModelService:
     facts: Callable[[], ServerFacts]
     """Returns the facts about this service, including its load."""
     recover: Recover
-    """Restores the adapters of the journal; call once before serving."""
+    """Registers the adapters of the journal; call once before serving."""
     cleanup: Cleanup
     """Evicts idle adapters and queues; call periodically."""
     expiry: AdapterExpiry

@@ -19,7 +19,7 @@ from twinkle_services.model.backends.refusals import engine_errors_as_domain_err
 from twinkle_services.model.domain.plan import PlanCost, TrainingPlan
 
 _BUSY_SHARE = 0.1
-"""Share of processor time used by other processes above which a measurement counts as one under load."""
+"""A measurement counts as one under load if other processes used more than this share of the processors' time."""
 _REPEAT_SECONDS = 60.0
 """Time after which an estimate repeats a measurement under load."""
 

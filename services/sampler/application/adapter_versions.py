@@ -61,7 +61,7 @@ class AdapterVersions:
     async def lease(self, caller: Caller, choice: AdapterChoice) -> AsyncGenerator[ResidentVersion, None]:
         """Keep the version that `choice` selects loaded within this block.
 
-        An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+        An error returned by another service is raised as a `ForwardedError` with the code of the class named below.
 
         Raises:
             NotFound: The caller has no such adapter, version or checkpoint.

@@ -49,7 +49,7 @@ class Versions(Protocol):
     def lease(self, caller: Caller, choice: AdapterChoice) -> AbstractAsyncContextManager[ResidentVersion]:
         """Keep the version that `choice` selects loaded within this block.
 
-        An error that another service returned is a `ForwardedError` with the code of the class that is named here.
+        An error returned by another service is raised as a `ForwardedError` with the code of the class named below.
 
         Raises:
             NotFound, AdapterMisfit, InvalidField, NotSupportedHere: This sampler cannot serve the version.

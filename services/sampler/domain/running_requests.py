@@ -15,7 +15,7 @@ class RunningRequest:
     is_aborted: bool = False
     """Whether the request was aborted; prompts of the request that wait for a slot then end without running."""
     engine_request_ids: set[str] = field(default_factory=set[str])
-    """Ids in the engine of the prompts that are running there."""
+    """Engine ids of the prompts that are running in the engine."""
     slot_waiters: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
     """One future for each prompt that waits for a slot."""
 
