@@ -112,7 +112,7 @@ def _weights(client: TwinkleClient, position: Path, folder: Path) -> dict[str, A
 
 
 def test_a_run_on_a_streamed_dataset_resumes_bitwise_after_kills(folder: Path, hub: FakeHub, tmp_path: Path) -> None:
-    """After SIGKILL of the data service and the program, the program resumes in the second epoch with equal weights."""
+    """A killed program, whose data service was killed too, resumes in the second epoch with equal weights."""
     whole, resumed = tmp_path / 'whole.json', tmp_path / 'resumed.json'
     with _program(folder, whole) as process:
         assert _steps(process) == [f'step {number}' for number in range(1, STEPS + 1)]

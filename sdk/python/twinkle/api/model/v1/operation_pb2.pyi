@@ -273,9 +273,7 @@ class ForwardOnly(_message.Message):
 
     @_builtins.property
     def loss(self) -> _training_config_pb2.LossConfig:
-        """Loss of this batch. If unset, the adapter's loss is used. A loss that needs a value head is refused unless the
-        adapter has one; configuring such a loss for the adapter adds it.
-        """
+        """Loss of this batch. Default: the adapter's loss. A loss that needs a value head is refused without such a head."""
 
     def __init__(
         self,
@@ -386,9 +384,7 @@ class ForwardBackward(_message.Message):
 
     @_builtins.property
     def loss(self) -> _training_config_pb2.LossConfig:
-        """Loss of this batch. If unset, the adapter's loss is used. A loss that needs a value head is refused unless the
-        adapter has one; configuring such a loss for the adapter adds it.
-        """
+        """Loss of this batch. Default: the adapter's loss. A loss that needs a value head is refused without such a head."""
 
     def __init__(
         self,
