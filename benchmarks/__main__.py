@@ -64,7 +64,7 @@ If the first word is one of these names, only this benchmark runs, and all other
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all of them; return the exit status."""
+    """Run the named benchmarks, or all benchmarks except `table`; return the exit status."""
     listing = '\n'.join(f'  {name:23} {purpose}' for name, purpose in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks',

@@ -1,4 +1,4 @@
-"""Memory, threads, descriptors and disk of every service while adapters and clients start and end.
+"""Memory, threads, descriptors and disk usage of every service while adapters and clients are created and removed.
 
 Each tenant has a client process that creates, trains, publishes, samples, saves and deletes adapters without a pause.
 At regular intervals a random client is killed without ending its session, and a new client replaces it.

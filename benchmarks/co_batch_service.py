@@ -11,7 +11,7 @@ from twinkle_client.model import MultiLoraTransformersModel
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare concurrent requests of `options.adapters[0]` adapters with sequential requests."""
+    """Compare concurrent with sequential requests of the same `options.adapters[0]` adapters."""
     count = options.adapters[0]
     with running_stack(options.model) as state, connected(state) as client:
         model = MultiLoraTransformersModel(options.model, client=client)

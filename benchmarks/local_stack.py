@@ -77,7 +77,7 @@ def stopwatch() -> Iterator[list[float]]:
 
 
 def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults with the values of `own` instead, field by field at every level."""
+    """Return the defaults, overridden field by field at every level by the values of `own`."""
     nested = {
         name: _merged(value, own[name])
         for name, value in defaults.items()

@@ -44,7 +44,7 @@ ADAPTER_ID = 'ad-bench'
 TENANT = Caller(tenant_id='default', is_internal=True, scopes=frozenset({'sample', 'train'}))
 PROMPT_TOKENS = 16
 SLOTS = 32
-"""Number of LoRA slots, and so of versions in use at the same time. It is large enough that no stream waits."""
+"""Number of LoRA slots, which limits the versions in use at the same time. It is so large that no stream waits."""
 _MIN_VALUES = 2
 """Minimum number of values for which quantiles are defined."""
 
@@ -228,7 +228,7 @@ def _figures(run: _Run, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def _phase_figures(run: _Run, steps: Sequence[Step], spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Return the figures of the tokens that arrived within the given time spans."""
+    """Return the figures of the engine steps and of the received tokens within the given time spans."""
 
     def is_within(at: float) -> bool:
         return any(begin <= at <= end for begin, end in spans)

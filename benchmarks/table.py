@@ -28,7 +28,7 @@ PAGE = _ROOT / 'docs' / 'performance.md'
 FACTS = ('processor', 'cores', 'accelerators')
 """Facts of the hardware in which two machines of the same kind agree."""
 LARGEST_FALL = 0.05
-"""Relative decrease since the record above which a ratio is reported."""
+"""A ratio is reported if it has decreased by more than this fraction since it was recorded."""
 
 
 @dataclass(frozen=True)

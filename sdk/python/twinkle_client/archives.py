@@ -31,7 +31,7 @@ _RESUMABLE = frozenset({'CHUNK_CORRUPT', 'IN_USE', 'STREAM_OUT_OF_ORDER'})
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Do nothing; the default of `report`."""
+    """Ignore the progress. Transfers use this function if `report` is not given."""
 
 
 class _ReplacedError(Exception):

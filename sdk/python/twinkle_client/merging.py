@@ -157,7 +157,7 @@ class MergedDownload:
 
 
 def ignore_stages(stage: str, *, done: float, total: float) -> None:
-    """Do nothing; the default of `report`."""
+    """Ignore the progress. Downloads use this function if `report` is not given."""
 
 
 def _gguf_library() -> Any:

@@ -42,7 +42,7 @@ def logs(
 
 
 def _log_paths(folder: Path) -> dict[str, Path]:
-    """Return the log file of each process by name: of the running stack, or else all log files in the folder."""
+    """Return the log files of the running stack by process name; without a stack, all log files in the folder."""
     state = StackState.load(folder)
     if state is not None:
         return {service.name: Path(service.log_path) for service in state.services}
@@ -52,7 +52,7 @@ def _log_paths(folder: Path) -> dict[str, Path]:
 
 
 def _chosen(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
-    """Return the processes with the wanted names, or of the wanted services; all if `wanted` is empty."""
+    """Return the processes that `wanted` names directly or by service; all processes if `wanted` is empty."""
     for name in wanted:
         if not any(name in (process, service_of(process)) for process in known):
             fail(f'the stack has no service {name!r}; it has {", ".join(known)}')

@@ -71,7 +71,7 @@ def print_json(value: Any) -> None:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return a message for JSON, with the names of the contract. Integers are numbers, also 64-bit integers."""
+    """Return a message for JSON, with the names of the contract. All integers, even of 64 bits, are numbers."""
     values: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -79,7 +79,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def _with_numbers(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a message's fields; 64-bit integers, strings in JSON, are numbers, except in maps."""
+    """Return the values of a message's fields, with 64-bit integers as numbers instead of strings, except in maps."""
     fields = {name: descriptor.fields_by_name[name] for name in values}
     return {
         name: [_with_number(fields[name], item) for item in cast(list[Any], value)]

@@ -21,7 +21,7 @@ _HINTS: dict[str, tuple[Any, ...]] = {
 
 
 def row_format(name: str | None) -> dataset_pb2.RowFormat.ValueType:
-    """Return a format of rows by its name; None is the format that the server recognizes.
+    """Return the row format with a name; with None, the server recognizes the format.
 
     Raises:
         ValueError: The name is unknown.

@@ -84,12 +84,12 @@ class Dataset:
         """Combine the added datasets into one, and delete the added datasets on the server.
 
         Args:
-            interleave: Alternate between the datasets, followed by the rest of longer datasets. False: concatenate.
+            interleave: Alternate between the datasets, and append the rest of longer datasets. False: concatenate.
 
         Raises:
             ValueError: No dataset was added.
-            UsageError: Only some of the datasets are encoded or packed, their templates differ, a dataset is lazy, or
-                streamed datasets are more than four that alternate, or have steps other than `map` and `filter`.
+            UsageError: Only some of the datasets are encoded or packed, their templates differ, a dataset is lazy, more
+                than four streamed datasets alternate, or a streamed dataset has steps other than `map` and `filter`.
         """
         if not self._parts:
             raise ValueError('there is no dataset to mix; call add_dataset() first')

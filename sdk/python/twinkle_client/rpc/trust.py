@@ -41,7 +41,7 @@ def read_authorities(ca: str) -> bytes | None:
 
 
 async def diagnose_connection(address: Address, authorities: bytes | None) -> str:
-    """Return why a connection fails although the server accepts TCP connections.
+    """Determine the cause of a failed connection to a server that accepts TCP connections.
 
     The diagnosis finds a wrong scheme, and a certificate that is not trusted, not valid now or for another host.
 

@@ -14,7 +14,7 @@ from twinkle_client.stack.process_ids import end_process, is_same_process, resid
 FREE_PORT = '127.0.0.1:0'
 """Address of a service that listens on a free port of the machine that runs it."""
 ANY_HOST = ('', '0.0.0.0', '[::]')  # noqa: S104 (compared, not bound)
-"""Hosts of addresses on all interfaces of a machine."""
+"""Hosts in the addresses of services that listen on all interfaces of a machine."""
 RESOURCE_SECONDS = 600.0
 """Longest wait for resources of a cluster; a cluster with autoscaling may have to start a machine."""
 KILLED_STATUS = -9
@@ -73,7 +73,7 @@ class ServiceProcess(Protocol):
         ...
 
     def end(self, *, grace_seconds: float) -> bool:
-        """Terminate the process, kill it if it does not exit in time, and return whether it exited by itself.
+        """Terminate the process, kill it if it does not exit in time, and return False if it was killed.
 
         If the process is not running, only release its resources.
         """

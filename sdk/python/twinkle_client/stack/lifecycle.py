@@ -108,7 +108,10 @@ def revive_stack(state_dir: Path, *, report: Report, waiting: Collection[str] = 
 
 
 def _with_current_addresses(state: StackState, spawner: Spawner) -> StackState:
-    """Return the stack with the addresses that its processes report; an interrupted start records old addresses."""
+    """Return the stack with the addresses that its processes report.
+
+    After an interrupted start, the record may contain old addresses.
+    """
     for service in state.services:
         address = read_address(spawner.address_file(service.name))
         if address and address != service.address and service.is_running():

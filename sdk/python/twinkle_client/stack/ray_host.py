@@ -73,7 +73,7 @@ class ServiceActor:
         return resident_bytes(self._child.pid)
 
     def end(self, grace_seconds: float) -> bool:
-        """Terminate the process, kill it if it does not exit in time, and return whether it exited by itself."""
+        """Terminate the process, kill it if it does not exit in time, and return False if it was killed."""
         has_exited = end_process(self._child.pid, start_mark(self._child.pid), grace_seconds=grace_seconds)
         self._child.wait()
         return has_exited

@@ -205,7 +205,7 @@ class Spawner:
 
 
 def _exit_text(status: int) -> str:
-    """Return how a process exited, as a part of a sentence."""
+    """Return a description of an exit status, as a part of a sentence."""
     if status >= 0:
         return f'exited with status {status}'
     hint = ' (the host may have too little memory)' if -status == signal.SIGKILL else ''
