@@ -27,7 +27,7 @@ _STOP_LIMIT_SECONDS = 60.0
 
 
 class StandaloneModel:
-    """A client of a running model service; every call blocks until it has finished."""
+    """A client of a running model service; every method blocks until the service has finished."""
 
     def __init__(self, address: str, pid: int, base_model: str, state_dir: Path) -> None:
         self.state_dir = state_dir

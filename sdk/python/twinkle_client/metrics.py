@@ -158,7 +158,7 @@ class RunMetrics:
 
 
 def step_to_proto(step: SupportsIndex) -> int:
-    """Return a step limited to integers that fit into a message. The server refuses -1 and 2^53 by name.
+    """Return the step, limited to -1 to 2^53 so that it fits into a message. The server refuses both limits.
 
     Raises:
         TypeError: The step is not an integer.

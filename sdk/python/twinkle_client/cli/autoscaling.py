@@ -152,5 +152,5 @@ def _count(services: Iterable[ServiceState], base_model: str) -> int:
 
 
 def _is_sampler_of(service: ServiceState, base_model: str) -> bool:
-    """Return whether a service is a sampler of a base model that is not leaving."""
+    """Return whether a service is a sampler of a base model and is not leaving."""
     return service_of(service.name) == 'sampler' and service.base_model == base_model and not service.is_leaving

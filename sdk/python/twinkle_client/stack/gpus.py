@@ -89,9 +89,9 @@ def divided(gpus: Sequence[str], needs: Mapping[str, GpuNeed]) -> dict[str, GpuS
 
     Args:
         gpus: Ids of the GPUs.
-        needs: Needs of the processes, by their names. A process that needs more GPUs than there are gets all GPUs,
-            and refuses to start. GPUs that the user has chosen for a process are given to other processes only if all
-            GPUs are chosen.
+        needs: Needs of the processes, by their names. GPUs that the user has chosen for a process are given to
+            other processes only if all GPUs are chosen. A process that needs more GPUs than are left gets all GPUs
+            that are left, and refuses to start.
 
     Returns:
         The share of each process; empty if there are no GPUs.

@@ -134,7 +134,7 @@ def _mark(state_dir: Path, address: str, *, is_leaving: bool) -> bool:
 
 
 def _settings_of_new(state: StackState, spawner: Spawner, engine: str, base_model: str) -> dict[str, Any]:
-    """Return the configuration of a new sampler: like the base model's first sampler, with the given engine."""
+    """Return the configuration of the base model's first sampler, changed for a new sampler with the given engine."""
     base_model = base_model_id(base_model) if base_model else state.base_model
     if base_model not in state.base_models:
         raise StackError(f'the stack does not serve {base_model}; it serves {", ".join(state.base_models)}')
