@@ -61,7 +61,7 @@ def test_stack_of_the_manifest_for_kuberay_starts(tmp_path: Path) -> None:
 
 
 def test_continuous_integration_installs_the_documented_packages() -> None:
-    """`.ci/run` installs the packages that docs/languages.md lists, except Node.js of the Python environment."""
+    """`.ci/run` installs the packages in docs/languages.md, except Node.js, which the Python environment contains."""
     documented = [_installed_packages(line) for line in _commands(ROOT / 'docs/languages.md')]
     installed = [_installed_packages(line) for line in _commands(ROOT / '.ci/run')]
     expected = set[str]().union(*documented) - {'nodejs', 'npm'}

@@ -48,7 +48,7 @@ def test_error_matches_the_contract(error: type[DomainError]) -> None:
 
 
 def test_errors_of_full_queues_differ_in_their_metadata() -> None:
-    """Two errors share one reason, and differ in the metadata for the counted quantity."""
+    """The errors of full queues share one reason; their metadata names the counted quantity."""
     assert QueueFull(1, 2).metadata() == {'queueLength': '1', 'queueLimit': '2'}
     assert BytesFull(1, 2).metadata() == {'bytesInFlight': '1', 'bytesLimit': '2'}
 

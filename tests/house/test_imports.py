@@ -58,7 +58,7 @@ for name in json.loads(sys.argv[2]):
     seen |= loaded
 print(json.dumps(found))
 """
-"""A program that prints the heavy libraries that each module loads first."""
+"""A program that prints each heavy library with the first module whose import loads it."""
 
 
 def test_light_modules_load_no_heavy_library() -> None:

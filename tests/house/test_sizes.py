@@ -62,7 +62,7 @@ def _nesting(node: ast.AST) -> int:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.ClassDef | ast.Lambda):
             continue
-        # An `elif` is the only statement in the `orelse` of an `if`. It counts as the same level, because it reads so.
+        # An `elif` is the only statement in the `orelse` of an `if`. It adds no level, because it is not indented.
         is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
         depths.append(_nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
     return max(depths)
