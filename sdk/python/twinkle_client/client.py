@@ -290,8 +290,8 @@ class TwinkleClient:
     def close(self) -> None:
         """Finish the session with success and close the connection; closing again does nothing.
 
-        The server saves no unsaved training steps of a session that succeeded. If an exception leaves the block of the
-        context manager, the session finishes without success, and the server saves unsaved steps in checkpoints.
+        The server does not save training steps at the end of a successful session. If an exception leaves the block of
+        the context manager, the session finishes without success, and the server saves unsaved steps in checkpoints.
         """
         self._close(session_service_pb2.FINISH_REASON_SUCCESS)
 

@@ -45,7 +45,7 @@ class MergedDownload:
         connection: Connection to the gateway.
         checkpoint: The checkpoint.
         base: Id or folder of the base model. Empty: the base model that the checkpoint names.
-        dtype: Data type of the weights, also 'q8_0' in a GGUF file. None: that of the base model.
+        dtype: Data type of the weights; in a GGUF file, it can be 'q8_0'. None: the type of the base model.
         report: Callback with the progress of both stages.
     """
 

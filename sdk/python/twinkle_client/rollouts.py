@@ -55,7 +55,7 @@ class RolloutSummary:
     newest_version: int | None
     """Newest adapter version that sampled a token."""
     prompt_preview: str
-    """Beginning of the prompt's last message, or the end of its text."""
+    """Beginning of the prompt's last message; for a prompt given as text, the end of the text."""
     completion_preview: str
     """Beginning of the completion."""
 

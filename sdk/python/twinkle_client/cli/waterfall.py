@@ -44,7 +44,7 @@ def waterfall(spans: Sequence[SpanRecord]) -> Table:
 
 
 def _ordered(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
-    """Yield spans with their depth: each before its children, siblings by time."""
+    """Yield spans with their depth. Each span precedes its children, and siblings are sorted by start time."""
     known = {span.span_id for span in spans}
     children: dict[str, list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda item: item.start_ns):

@@ -359,7 +359,7 @@ class Dataset:
 
 @dataclass(eq=False)
 class _Part:
-    """An added dataset, and its record on the server; without a record, the dataset is not created yet."""
+    """An added dataset, and its record on the server; without a record, the dataset does not exist there yet."""
 
     meta: MetaLike
     state: dataset_pb2.Dataset | None = None

@@ -90,7 +90,7 @@ def drain_replica(state_dir: Path, replica_id: str, address: str, *, drain: Call
 def remove_ended(state_dir: Path) -> None:
     """Remove the samplers that have left a stack from its record, and release their resources.
 
-    A sampler whose start was interrupted is removed too, unless it is running; its address is then recorded.
+    A sampler whose start was interrupted is removed too. If it is running, it stays, and its address is recorded.
 
     Raises:
         StackBusyError: Another program is starting or stopping services.
