@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """Return a label for each file: the part of its name after the last `_`, or its path if a label would repeat."""
+    """Return a label for each file: the part of its name after the last `_`, or its path if files share this part."""
     labels = [path.stem.rpartition('_')[2] for path in paths]
     return [str(path) if labels.count(label) > 1 else label for path, label in zip(paths, labels, strict=True)]
 
