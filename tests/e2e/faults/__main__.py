@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -102,7 +102,7 @@ async def _run(rounds: Sequence[range], *, ranks: str | None, at_once: int) -> i
 async def _run_transfers(seeds: range) -> int:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
-        report = await TransferHarness(Path(folder)).run(seeds)
+        report = await TransferHarness(Path(folder)).run(_counted(seeds))
     for seed, lines in report.violations.items():
         _print('\n'.join([f'VIOLATION, reproduce with ./run faults --transfers --seed {seed}:', *lines]))
     _print(f'violations: {report}; {len(seeds)} seeds, {time.monotonic() - begin:.0f} s')
@@ -112,11 +112,20 @@ async def _run_transfers(seeds: range) -> int:
 def _run_gateway(seeds: range) -> int:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='twinkle-faults-') as folder:
-        report = run_seeds(Path(folder), seeds)
+        report = run_seeds(Path(folder), _counted(seeds))
     for seed, line in report.violations.items():
         _print(f'VIOLATION, reproduce with ./run faults --gateway --seed {seed}:\n    {line}')
     _print(f'violations: {report}; {time.monotonic() - begin:.0f} s')
     return 1 if report.violations else 0
+
+
+def _counted(seeds: range) -> Iterator[int]:
+    """Yield the seeds, and print the progress after every tenth one."""
+    begin = time.monotonic()
+    for count, seed in enumerate(seeds):
+        if count and count % 10 == 0:
+            _print(f'{count} of {len(seeds)} seeds, {time.monotonic() - begin:.0f} s')
+        yield seed
 
 
 def _progress(seeds: range, report: RoundReport, seconds: float, *, ranks: str | None) -> str:

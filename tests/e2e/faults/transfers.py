@@ -7,7 +7,7 @@ disk is full for a short time. The version must still arrive.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,11 @@ class TransferHarness:
         self._published: list[PublishRequest] = []
         self._arrived = 0
 
-    async def run(self, seeds: range) -> TransferReport:
+    async def run(self, seeds: Iterable[int]) -> TransferReport:
         """Run the seeds one after the other, and check the stored versions and the shared memory at the end."""
         self.trainer = Peer('publish', await self.publishing.start(), self.memory)
         self.sampler = Peer('follow', await self.subscribing.start(), self.memory)
-        seed = seeds[0]
+        seed = 0
         try:
             for seed in seeds:
                 async with asyncio.timeout(_SEED_LIMIT_SECONDS):
