@@ -85,7 +85,7 @@ class RunDataDamaged(DataLoss):
     disposition=Disposition.REFUSED,
 )
 class StoredRowDamaged(DataLoss):
-    """A row of an SQLite database whose damage was accepted at the start has a text that is not UTF-8."""
+    """A stored text is not UTF-8: the SQLite database is damaged, and the damage was accepted at the start."""
 
     id: str
     kind: str = 'column'

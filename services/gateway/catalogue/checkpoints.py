@@ -23,7 +23,7 @@ _KEY_BYTES = 16
 
 
 class Checkpoints:
-    """Lists and changes the checkpoints of a caller, which must be the current caller of the context.
+    """Lists and changes the checkpoints of a caller, who must be the current caller of the context.
 
     Methods for one checkpoint raise a DomainError if the caller has no checkpoint at the path (CHECKPOINT_NOT_FOUND),
     or if the checkpoint service fails.

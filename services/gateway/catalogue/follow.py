@@ -32,7 +32,7 @@ from twinkle_services.kit.errors import DomainError
 
 Entry = TypeVar('Entry')
 Copy = tuple[Callable[[Any], Entry], EntryStore[Entry]]
-"""Converts the entries of a feed, and the store of the converted entries."""
+"""Function that converts an entry of a feed, and the store of the converted entries."""
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
@@ -65,7 +65,7 @@ class Purge:
 class FeedFollower:
     """Copies the entries of a feed to stores.
 
-    If a store fails, the event is repeated, also for the stores before it.
+    If a store fails, the event is applied again, including to the stores before the failed one.
 
     Concurrency: one task calls `run`; several gateways may copy the same feed to one database.
     """
@@ -152,10 +152,10 @@ def adapter_jobs(
     clock: Clock,
     is_reports_only: bool = False,
 ) -> list[Job]:
-    """Return the jobs that copy the adapters of each model service, or only their reports, see `adapter_feed`.
+    """Return the jobs that copy the adapters of each model service, or only their metric reports.
 
     `title` is for logs, `models` contains an internal channel to each service by name, and `copies_of` returns the
-    copies that are made from the feed of a service.
+    copies that are made from the feed of a service. `is_reports_only` is described at `adapter_feed`.
     """
     feeds = {name: adapter_feed(channel, is_reports_only=is_reports_only) for name, channel in models.items()}
     return [

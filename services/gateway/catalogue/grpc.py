@@ -92,7 +92,7 @@ class GrpcCheckpoints:
             request.page_token = page.next_page_token
 
     async def archive(self, path: str, *, offset: int) -> AsyncGenerator[ArchivePart, None]:
-        """Yield a checkpoint's tar archive from byte `offset` on; one empty part if `offset` is the archive's size."""
+        """Yield the tar archive of a checkpoint from byte `offset` on, or one empty part if `offset` is its size."""
         request = messages.DownloadCheckpointRequest(checkpoint_path=path, offset=offset)
         call = self._require_stub().DownloadCheckpoint(request, metadata=forwarded_metadata(self._internal_token))
         try:
@@ -163,7 +163,7 @@ def checkpoint_feed(channel: grpc.aio.Channel) -> Feed:
 async def entry_events(call: Any, *, id_field: str, service: str) -> AsyncIterator[CatalogueEvent[Any]]:
     """Yield the events of a WatchAdapters or WatchCheckpoints call, and cancel the call at the end.
 
-    `id_field` is the field of an adapter or a checkpoint with its id.
+    `id_field` is the name of the field that contains the id of an adapter or a checkpoint.
 
     Raises:
         DomainError: the call failed, for example because the service is unreachable or refuses the resume token.
@@ -212,7 +212,7 @@ def run_from_proto(adapter: adapter_pb2.Adapter, *, tenant_id: str) -> Run:
 
 
 def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str) -> Checkpoint:
-    """Return a tenant's checkpoint, as the checkpoint service reports it."""
+    """Return the checkpoint that a message of the checkpoint service describes."""
     return Checkpoint(
         checkpoint_id=message.checkpoint_id,
         tenant_id=tenant_id,
@@ -234,12 +234,12 @@ def checkpoint_from_proto(message: checkpoint_pb2.Checkpoint, *, tenant_id: str)
 
 
 def run_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Run:
-    """Return the run of a response with an adapter."""
+    """Return the run in a response that contains an adapter."""
     return run_from_proto(message.adapter, tenant_id=message.tenant_id)
 
 
 def listed_checkpoint_of(message: messages.WatchCheckpointsResponse) -> Checkpoint:
-    """Return the checkpoint of a response with a checkpoint."""
+    """Return the checkpoint in a response that contains one."""
     return checkpoint_from_proto(message.checkpoint, tenant_id=message.tenant_id)
 
 

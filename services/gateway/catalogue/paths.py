@@ -90,7 +90,7 @@ def parse_name(name: str, field: str) -> str:
 
 
 def path_of_native(native: str) -> WeightsPath:
-    """Return the Tinker form of a native path; the path, which must be valid, is not checked."""
+    """Return the Tinker form of a native path. The path must be valid; this function does not check it."""
     run_id, _, name = native.removeprefix(NATIVE_SCHEME).partition('/weights/')
     for kind, end in _SUFFIXES.items():
         if end and name.endswith(end):

@@ -69,7 +69,7 @@ class Checkpoint:
     digest: str
     """blake3 of the state, hexadecimal."""
     folder: str
-    """PEFT folder, if the checkpoint service stores on a local disk and shows its folders; else empty."""
+    """PEFT folder; empty unless the checkpoint service stores on a local disk and shows its folders."""
     create_time: datetime
     """UTC."""
     expire_time: datetime | None = None

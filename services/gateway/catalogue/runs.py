@@ -37,7 +37,7 @@ class Runs:
 
 
 class TenantTurns:
-    """Lets each tenant read or store the content of one run at a time; one call may take 100 MB and a second.
+    """Lets each tenant read or store the content of one run at a time; a call may take 100 MB of memory and one second.
 
     Concurrency: calls of one tenant run in the order of arrival. Calls of different tenants do not wait for each other.
     """
@@ -51,7 +51,7 @@ class TenantTurns:
 
 
 async def find_new_run(runs: Runs, caller: Caller, run_id: str, *, pause: Callable[[float], Awaitable[None]]) -> Run:
-    """Return a run, and wait up to about two seconds for one that was just created; `pause` sleeps for some seconds.
+    """Return a run; wait up to about two seconds for a new run to appear. `pause` sleeps for a number of seconds.
 
     Raises:
         RunNotFound: the caller has no such run.

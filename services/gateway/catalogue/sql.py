@@ -101,7 +101,7 @@ class SqlRunStore(SqlStore):
     async def mark_absent_deleted(
         self, present: Collection[EntryKey], *, moment: datetime, base_models: Collection[str] | None = None
     ) -> None:
-        """Mark as inactive the runs that are not in `present`, of all base models or of the given ones."""
+        """Mark runs that are not in `present` as inactive, for all base models or only for `base_models`."""
         query = select(RunRow.tenant_id, RunRow.run_id).where(RunRow.is_active)
         if base_models is not None:
             query = query.where(RunRow.base_model.in_(base_models))

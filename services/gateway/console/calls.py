@@ -1,8 +1,8 @@
 """Forwards gRPC-Web calls to the gateway's own gRPC server, without parsing their messages.
 
-The call passes all interceptors of the server. The metadata consists of the verified key, the request id and the trace;
-no other header of the browser is forwarded, so a browser cannot set an identity. A call reads the next message only
-after the browser's connection has accepted the previous one.
+Each call passes through all interceptors of the server. Its metadata consists of the verified key, the request id and
+the trace; no other header of the browser is forwarded, so a browser cannot set an identity. A call reads the next
+message only after the browser's connection has accepted the previous one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WebCalls:
         self._errors = errors
 
     async def identify(self, call: HttpCall) -> Caller:
-        """Return the caller of the request's key, which is also checked at intervals while the call runs.
+        """Return the caller of the request's key. The key is also checked at intervals while the call runs.
 
         Raises:
             CredentialsMissing, CredentialsInvalid: there is no valid key.
@@ -79,7 +79,7 @@ class WebCalls:
         return caller
 
     async def serve(self, call: HttpCall) -> Response:
-        """Return the response of a call, which starts once the response is written.
+        """Return the response of a call. The call starts when the response is written.
 
         Raises:
             NotBuiltYet: the method is unknown, or has a stream of requests.
@@ -148,7 +148,7 @@ class _WebResponse:
 
 
 async def _write_message(call: HttpCall, message: bytes) -> None:
-    """Write a message; its bytes and its frame are counted while the browser receives them."""
+    """Write a message; memory for its bytes and its frame is reserved while the browser receives them."""
     call.release_body()
     await call.reserve_body(2 * len(message))
     # An error cannot be written inside a frame.

@@ -43,7 +43,7 @@ _RESERVED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class BytesResponse:
-    """Response with bytes that stay in memory after it."""
+    """Response whose bytes stay in memory after it has been sent."""
 
     data: bytes
     content_type: str

@@ -190,7 +190,7 @@ class ConsoleRoutes:
         return self._files.find(call.path_values['name'], accept_encoding=call.headers.get('accept-encoding', ''))
 
     async def _identify_download(self, call: HttpCall) -> Caller:
-        """Return the caller of the request's key, which is also checked at intervals while the file is sent.
+        """Return the caller of the request's key. The key is also checked at intervals while the file is sent.
 
         Raises:
             CredentialsMissing, CredentialsInvalid: there is no valid key.
@@ -203,10 +203,10 @@ class ConsoleRoutes:
         return caller
 
     async def _download(self, call: HttpCall) -> Response:
-        """Return the archive of a checkpoint, which the browser writes to its disk while it arrives.
+        """Return the archive of a checkpoint. The browser writes the archive to its disk while receiving it.
 
         Raises:
-            CheckpointNotFound: the caller may read no such checkpoint.
+            CheckpointNotFound: the caller has no access to such a checkpoint.
             DomainError: the checkpoint is damaged, or the service cannot be reached.
         """
         run_id, name = call.path_values['run_id'], call.path_values['name']

@@ -216,7 +216,7 @@ class LoginLinks:
         return len(self._links)
 
     def create(self, tenant_id: str, secret: str) -> tuple[str, datetime]:
-        """Return a link that logs in with a key of the tenant, and its time of expiry."""
+        """Return a link that logs in with a key of the tenant, and the time at which the link expires."""
         now = self._clock.now()
         # All links have the same lifetime, so the first ones expire first.
         while self._links and next(iter(self._links.values())).expire_time <= now:

@@ -43,7 +43,7 @@ class ExportNotifier:
 
 
 class Exports:
-    """Starts, lists and cancels the exports of a caller, which must be the current caller of the context.
+    """Starts, lists and cancels the exports of a caller, who must be the current caller of the context.
 
     Methods for one export raise ExportNotFound if the caller has no such export.
     """
@@ -69,13 +69,13 @@ class Exports:
         """Accept an export durably and return it.
 
         Idempotency: a repeated request id returns the export of that id, even if the checkpoint has been deleted. A
-            request with the same checkpoint state, target, visibility and token as an unfinished export returns it.
+            request with the same checkpoint state, target, visibility and token as an unfinished export returns that
+            export.
 
         Raises:
             InvalidField: the target is invalid, or the token is missing, superfluous or malformed.
             NotSupportedHere: the gateway cannot export to this target.
-            DomainError: the caller may read no checkpoint at that path (CHECKPOINT_NOT_FOUND), or the checkpoint
-                service failed.
+            DomainError: the caller has no access to such a checkpoint (CHECKPOINT_NOT_FOUND), or the service failed.
             RequestIdReused: the request id was used with different content; tokens are not compared.
             QuotaExceeded: the tenant has too many unfinished exports.
         """
@@ -97,7 +97,7 @@ class Exports:
         return export
 
     async def list(self, caller: Caller, page: Page, *, checkpoint_path: str | None) -> Listing[Export]:
-        """Return one page of the caller's exports, newest first, of one checkpoint or, for None, of all checkpoints."""
+        """Return one page of the caller's exports, newest first. A `checkpoint_path` limits them to one checkpoint."""
         return await self._store.list_newest(caller.tenant_id, page, checkpoint_path=checkpoint_path)
 
     async def cancel(self, caller: Caller, export_id: str) -> Export:

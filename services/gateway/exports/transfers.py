@@ -154,7 +154,7 @@ class ExportTargets:
 
 
 def _copy(source: Path, target: Path) -> SentFolder:
-    """Copy all files of a folder, each atomically, except a card that would replace one that was edited."""
+    """Copy all files of a folder, each atomically. An edited card in the target folder is not replaced."""
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
         card = target / CARD_FILE

@@ -43,7 +43,7 @@ class Membership:
         self._loads.keep_only({replica.replica_id for replica in self.fleet.replicas()})
 
     def find_for(self, key: RouteKey, *, excluded: frozenset[str] | set[str]) -> Replica | None:
-        """Return the sampler for a request, or None. A lost or backing-off one is chosen only if there is no other."""
+        """Return the sampler for a request, or None. Lost samplers and samplers that back off are the last choice."""
         members = serving_run(key.adapter.adapter_id if key.adapter else '', self.fleet.serving('sampler'))
         eligible = [item for item in candidates(key, members) if item.replica_id not in excluded]
         usable = [item for item in eligible if self.fleet.is_reachable(item.replica_id)] or eligible

@@ -177,7 +177,7 @@ class Fleet:
         return member.replica
 
     def end_lease(self, replica_id: str, lease_number: int) -> None:
-        """End a lease, unless a newer one began: a draining replica leaves the fleet, any other is marked lost."""
+        """End a lease unless a newer one began. A draining replica leaves the fleet; any other is marked lost."""
         member = self._members.get(replica_id)
         if member is None or member.lease_number != lease_number:
             return

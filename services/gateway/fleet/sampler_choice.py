@@ -106,7 +106,7 @@ class PrefixMemory:
 
 
 class LoadTable:
-    """Counts the open sequences that this gateway sent to each replica, and changes since the replica's last report."""
+    """Counts each replica's open sequences from this gateway, and the change of this count since its last report."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()

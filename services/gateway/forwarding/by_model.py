@@ -62,8 +62,8 @@ class ModelRoute:
         A request for which no service can be determined goes to the first of all services, which refuses it.
 
         Raises:
-            InvalidField: an id is invalid or missing; while iterating, a request of a stream of operations belongs to
-                another service.
+            InvalidField: an id is invalid or missing. Iterating over a stream of operations also raises it if a request
+                belongs to another service.
             DomainError: see `ModelRoutes`.
         """
         if isinstance(request, bytes):
@@ -74,7 +74,7 @@ class ModelRoute:
         return service, self._joined(first, rest, service)
 
     async def _find(self, request: bytes) -> str | None:
-        """Return the service of a request; None if no service has its adapter or its bytes cannot be read."""
+        """Return the service of a request; None if no service has its adapter, or if the request cannot be read."""
         try:
             texts = {name: peek_text(request, *path) for name, path in self._paths.items()}
             self._check_header(request, texts)

@@ -102,7 +102,7 @@ class ForwardedMethod:
 
     @asynccontextmanager
     async def _calling(self, service: str, request: Request, context: Context) -> AsyncIterator[Any]:
-        """Call a service, and yield the call; the block reads all responses. End the client's call like this one."""
+        """Call a service, and yield the call; the block reads all responses. A failure also ends the client's call."""
         is_unary = isinstance(request, bytes)
         arguments = (request,) if is_unary else ()
         metadata = forwarded_metadata(self._internal_token)

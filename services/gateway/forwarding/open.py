@@ -171,7 +171,7 @@ class MergedServerInfoServicer(server_service_pb2_grpc.ServerServiceServicer):
 
 
 def _copy_support(own: server_service_pb2.ServiceInfo, others: Sequence[server_service_pb2.ServiceInfo]) -> None:
-    """Set `is_supported` of the methods in `own` that `others` also list to whether one of `others` supports them."""
+    """Update `is_supported` in `own`: a method that `others` also list is supported if one of them supports it."""
     support: dict[str, bool] = {}
     for item in (item for info in others for item in info.methods):
         support[item.method] = support.get(item.method, False) or item.is_supported
