@@ -1,4 +1,4 @@
-"""Limits of futures: how many may be unfinished, with their size and the quotas of sampling, and how many may run.
+"""Limits of futures: the number and size of unfinished ones, the quotas of sampling, and the number of running ones.
 
 `FutureQueue` has separate slots for each base model, which tenants share by weight. A busy or unavailable base model
 therefore takes no slots from other base models. The queue does no I/O and never waits.
@@ -146,7 +146,7 @@ class FutureQueue:
         self._slots[name].add(future.tenant_id, future)
 
     def take(self) -> Future | None:
-        """Return a future to start now, which has a slot until `release`; None if no future may start.
+        """Return a future to start now; it has a slot until `release`. Return None if no future may start.
 
         Base models are served in turn.
         """

@@ -107,7 +107,7 @@ class Futures:
         return known
 
     async def wait(self, future_id: str, *, seconds: float) -> Future:
-        """Return the caller's future once it is finished, or unfinished after `seconds` or when this gateway stops.
+        """Wait until the caller's future is finished, `seconds` have passed, or this gateway stops; return the future.
 
         Raises:
             FutureNotFound: the caller has no such future.
@@ -136,7 +136,7 @@ class Futures:
         return await self.result(future) if future.is_finished else None
 
     async def payload(self, future: Future) -> bytes:
-        """Return the request of a future, which is stored until the future is finished.
+        """Return the request of a future. The request is stored until the future is finished.
 
         Raises:
             FutureExpired, PayloadLost: the request is deleted, or is missing or damaged. Facts that are needed later

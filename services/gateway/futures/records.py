@@ -106,7 +106,7 @@ class FutureRecords:
 
 
 class Attempts:
-    """Counts durably how often the process crashed while it ran a resumed future, which may be the cause."""
+    """Counts durably the crashes of the process while it ran a resumed future, because the future may be the cause."""
 
     def __init__(self, payloads: PayloadStore, retry: Retry) -> None:
         self._payloads = payloads

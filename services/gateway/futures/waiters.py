@@ -122,7 +122,7 @@ class Topics:
         return finished, self._record(tenant_id, topic, cursor, {**known, **_times(finished)}) if finished else cursor
 
     async def _read(self, tenant_id: str, topic: str, cursor: int, known: Mapping[str, datetime]) -> list[Future]:
-        """Return futures except `known`: all from shortly before the cursor up to the cursor, and some later ones."""
+        """Return futures that are not in `known`: all that finished shortly before the cursor, and some later ones."""
         reached = _time_of(cursor)
         since = reached - _OVERLAP if cursor else None
         found: dict[str, Future] = {}

@@ -50,7 +50,7 @@ class MetricCollector:
         self._waiting: dict[EntryKey, list[Report]] = {}
         self._waiting_count = 0
         self._refused: set[EntryKey] = set()
-        """Runs, and tenants with an empty run id, whose last reports were dropped, so that this is logged once."""
+        """Keys of runs whose last reports were dropped, to log this once. An empty run id means the whole tenant."""
 
     async def save(self, entry: RunReports) -> None:
         """Keep new reports of a run for the next flush, unless too many reports wait."""

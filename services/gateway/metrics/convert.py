@@ -134,7 +134,7 @@ def _point(point: messages.MetricPoint, field: str) -> Point:
 
 
 def reports_of(message: adapter_service_pb2.WatchAdaptersResponse) -> RunReports:
-    """Return the reports of a run from a response of a model service with an adapter."""
+    """Return the reports of the run in a model service's response that contains an adapter."""
     reports = [_report_of(report) for report in message.metrics.reports]
     return RunReports(tenant_id=message.tenant_id, run_id=message.adapter.adapter_id, reports=reports)
 

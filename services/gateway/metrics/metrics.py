@@ -32,7 +32,7 @@ class Metrics:
         turns: TenantTurns,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create metrics of `runs`; `turns` serializes the reads of each tenant, also those of watches."""
+        """Create metrics of `runs`; `turns` serializes the reads of each tenant, including those of watches."""
         self._store = store
         self._runs = runs
         self._clock = clock
@@ -41,7 +41,7 @@ class Metrics:
         self._pause = pause
 
     async def log(self, caller: Caller, run_id: str, points: Sequence[Point]) -> None:
-        """Store points of a run; a point with the name and step of a stored one replaces it.
+        """Store points of a run; a point with the name and step of a stored point replaces that point.
 
         Raises:
             RunNotFound: the caller has no such run.

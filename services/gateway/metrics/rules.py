@@ -13,7 +13,7 @@ MAX_NAMES = 1000
 MAX_LISTED_NAMES = 100
 """Maximum number of names in a filter."""
 DEFAULT_POINTS, MAX_POINTS = 1000, 10_000
-"""Number of points of each metric in a list: by default, and at most."""
+"""Default and maximum number of points of each metric in a list."""
 MAX_LISTED = 100_000
 """Maximum number of points in a list of all metrics together."""
 MAX_WATCHED = 20

@@ -98,8 +98,8 @@ class SqlMetricStore(SqlStore):
         """Store points; a point replaces a stored or earlier point with the same name and step.
 
         Raises:
-            MetricsFull: the run would have more points than `limits` or `MAX_NAMES` names; nothing is stored.
-            TenantMetricsFull: the runs of the tenant would have more points than `limits`; nothing is stored.
+            MetricsFull: the run would exceed `limits`, or have more than `MAX_NAMES` names; nothing is stored.
+            TenantMetricsFull: the runs of the tenant would have more points than `limits` allows; nothing is stored.
             RunDataDamaged: the stored points of the run cannot be read; nothing is stored.
         """
         run = tenant_id, run_id

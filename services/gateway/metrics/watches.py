@@ -1,4 +1,4 @@
-"""Watches of metrics: the points of runs, as any gateway of the deployment stores them.
+"""Watches of metrics, which report the points that any gateway of the deployment stores.
 
 One task polls the revisions of all watched runs. Other tasks read the new points, once per run for all its watchers and
 for at most two runs at a time, so a slow read delays no poll. Each read has a time limit. A run whose read failed or
@@ -179,7 +179,7 @@ class MetricWatches:
             async with self._repeated_reads if run.has_failed_read else self._reads:
                 if not run.watchers:
                     return
-                # A watcher that reads nothing keeps an earlier failure of the run, which does not concern new watchers.
+                # An earlier failure remains while a watcher reads nothing; new watchers must not receive it.
                 run.failure, run.has_failed_read = None, True
                 wanted = MetricFilter(max_points=MAX_SHARED)
                 try:

@@ -293,7 +293,7 @@ def _trajectory(messages: Iterable[message_pb2.Message], use: ToolUse | None) ->
 
 
 def text_message(role: str, texts: Iterable[str], *, call_id: str = '') -> message_pb2.Message:
-    """Return a message with the joined texts; `call_id` is the call whose result it is."""
+    """Return a message with the joined texts; `call_id` is the id of the call that the message answers."""
     parts = [message_pb2.ContentPart(text=''.join(texts))]
     return message_pb2.Message(role=_ROLES[role], parts=parts, tool_call_id=call_id)
 

@@ -97,7 +97,7 @@ class ResultItem(Item):
 
 
 def _typed(value: Any) -> Any:
-    """Return an item with the type of messages, if it is an object without a type."""
+    """Return an item unchanged, except that an object without a type becomes a message."""
     if not isinstance(value, dict) or cast('dict[str, Any]', value).get('type') is not None:
         return cast('Any', value)
     return {**cast('dict[str, Any]', value), 'type': 'message'}

@@ -164,7 +164,7 @@ def forced_output(use: ToolUse) -> sampling_pb2.StructuredOutput:
 
 
 def explained(error: DomainError, use: ToolUse | None) -> DomainError:
-    """Return a sampler's error in terms of the request: a required output comes from the tools and their choice."""
+    """Return a sampler's error; an error about the required output becomes one about `tools` or `tool_choice`."""
     if use is None or not use.is_forced:
         return error
     if error.reason == 'NOT_SUPPORTED_HERE':

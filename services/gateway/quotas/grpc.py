@@ -45,7 +45,7 @@ class GrpcDatasetSizes:
 
 
 def reading_of(message: adapter_service_pb2.WatchAdaptersResponse) -> Reading:
-    """Return the reading of a run's meter from a response with an adapter."""
+    """Return the reading of a run's meter in a response that contains an adapter."""
     return Reading(
         run_id=message.adapter.adapter_id,
         tenant_id=message.tenant_id,

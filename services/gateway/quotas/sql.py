@@ -131,7 +131,7 @@ class SqlUsageStore(SqlStore):
 
 
 class SqlEndedUsage(SqlStore):
-    """Implements `EndedRows` for usage: moves old usage of deleted runs to rows of their tenants that name no run.
+    """Implements `EndedRows` for usage. Old usage of deleted runs moves to rows that name the tenant but no run.
 
     The totals of a tenant stay the same for every period. Meters that are no longer needed are deleted.
     """

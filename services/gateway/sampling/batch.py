@@ -30,7 +30,7 @@ class BatchDivision:
         self.samplers = samplers
 
     async def resolve_version(self, request: BatchRequest, batch: Attempt) -> int | None:
-        """Return the version for all prompts, which one replica chooses and loads; None if no version has to be chosen.
+        """Return the version that one replica chooses and loads for all prompts; None if no choice is necessary.
 
         Raises:
             DomainError: the sampler's error, or no replica is available.

@@ -90,7 +90,7 @@ class Dispatch:
 
         A new request does not wait if the last replica refused it (except with DRAINING), if no replica ever
         registered, or if all replicas serve other base models. A request is suspected (see `Suspects`) if several
-        samplers in a row failed while they ran it, and first waits for the progress of other requests. Meanwhile, and
+        samplers in a row failed while they ran it. It first waits for the progress of other requests. Meanwhile, and
         for a short time while the suspected request runs, new requests wait.
 
         Raises:

@@ -147,7 +147,7 @@ class SamplerClient:
             call.cancel()
 
     async def _check_published(self, error: DomainError) -> None:
-        """Raise the reason for which a sampler does not know an adapter: it has no version yet, or is expired."""
+        """Raise a more specific error if the adapter that a sampler does not know is unpublished or has expired."""
         if error.reason != AdapterNotFound.reason:
             return
         adapter_id = error.metadata().get('adapterId', '')
@@ -212,8 +212,8 @@ def token_count(tensor: tensor_pb2.Tensor) -> int:
 def continued_request(request: SampleRequest, progress: Progress) -> bytes:
     """Return the message that continues a request after the delivered tokens, or restarts it before the first token.
 
-    A continuation names the version that sampled the delivered tokens. The message has the id of `request`, which is a
-    new one, because an earlier attempt may still run under the previous id.
+    A continuation names the version that sampled the delivered tokens. The message has the id of `request`. This
+    id is new, because an earlier attempt may still run under the previous id.
     """
     message = wire.SampleRequest.FromString(request.message)
     message.request_id = request.request_id

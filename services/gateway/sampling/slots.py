@@ -173,7 +173,7 @@ class ReplicaQueue:
 
     def __init__(self, *, weight_of: Callable[[str], float] = equal_weight) -> None:
         self.capacity: int | None = None
-        """Maximum number of sequences that the replica runs; None, if it is not reported, lets no request wait."""
+        """Maximum number of sequences that the replica runs; None if it is not reported. No request waits then."""
         self.slots = FairSlots[Slot](weight_of=weight_of, cost_of=lambda slot: slot.sequence_count)
         """Requests of the replica, waiting and granted."""
 

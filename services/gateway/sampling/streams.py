@@ -142,7 +142,7 @@ class SampleStream:
             if not progress.is_complete:
                 raise ServiceUnreachable('sampler')
         except DomainError as error:
-            # A sampler that passes the deadline has computed the tokens, as one whose caller leaves.
+            # If the deadline passes, the sampler has computed tokens, as it has if the caller leaves.
             self.is_running = error.code is Code.DEADLINE_EXCEEDED
             self._dispatch.record_failure(attempt, replica, error)
 

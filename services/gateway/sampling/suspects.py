@@ -16,7 +16,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 """If this many samplers in a row fail while they run a request, and none delivers a token, the request fails, because
 it may be the cause. A failure can count less if another request may be the cause, see `Suspects.blame`."""
 SUSPECTED_FAILURES = 2
-"""A request is suspected once this many samplers in a row failed while they ran it. It then runs only in its turn."""
+"""A request is suspected if this many samplers in a row failed while they ran it. It then runs only in its turn."""
 SUSPECT_SECONDS = 600.0
 """Time for which the failures of a request count if a client sends it again."""
 _ALONE_SECONDS = 3.0
@@ -167,7 +167,7 @@ class Suspects:
             self._changed = asyncio.Event()
 
     def blame(self, attempt: Attempt, replica: Replica) -> float:
-        """Return how much the loss of a replica counts as a failure of one of its requests.
+        """Return the weight with which a replica's loss counts as a failure of one of its requests.
 
         A loss does not count for requests that reached the replica later. The last failure before a request is given
         up counts less if another request may be the cause, so a request that only ran next to the cause can succeed.
@@ -203,7 +203,7 @@ class Suspects:
         self._changed = asyncio.Event()
 
     def may_run(self, attempt: Attempt) -> bool:
-        """Return whether a request may run now: a suspected one in its turn, others between turns or after a limit."""
+        """Return whether a request may run now. Suspects need a turn; others run between turns or after a limit."""
         if attempt.consecutive_failures < SUSPECTED_FAILURES:
             is_waiting = attempt.yields_until is None or asyncio.get_running_loop().time() < attempt.yields_until
             return self._turn is None or self._turn.is_over or not is_waiting

@@ -47,7 +47,7 @@ KEEPALIVE_OPTIONS: Mapping[str, Any] = {
 _READ_ONLY = '25006'
 """SQLSTATE of a write in a read-only transaction."""
 _NOT_UTF8 = re.compile("Could not decode to UTF-8 column '([^']*)'")
-"""Beginning of the driver's error about a stored text, which has no code of SQLite."""
+"""Pattern of the driver's error about a text that is not UTF-8. The error has no code of SQLite."""
 _log = structlog.get_logger('database')
 
 
@@ -188,7 +188,7 @@ class Database:
 
 
 class _converted_connection_errors:  # noqa: N801 (used like a function)
-    """Converts connection errors to `ServiceUnreachable`, and those of damaged rows to `StoredRowDamaged`."""
+    """Converts connection errors to `ServiceUnreachable`, and errors about damaged rows to `StoredRowDamaged`."""
 
     def __enter__(self) -> None:
         return None

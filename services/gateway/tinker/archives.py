@@ -82,7 +82,7 @@ class Links:
         self._lifetime = lifetime
 
     def create(self, tenant_id: str, path: str, file: str = '') -> tuple[str, datetime]:
-        """Return the token of a link, and its expiry time."""
+        """Return the token of a link, and the time at which the link expires."""
         expire_time = self._clock.now() + self._lifetime
         facts = [tenant_id, path, file, int(expire_time.timestamp())]
         body = base64.urlsafe_b64encode(json.dumps(facts, separators=(',', ':')).encode()).rstrip(b'=')
@@ -129,7 +129,7 @@ async def read_contents(checkpoints: GrpcCheckpoints, path: str) -> ArchiveConte
     """Return the names and positions of the files of an archive, without reading the complete archive.
 
     Raises:
-        DomainError: the caller may read no checkpoint with this path (CHECKPOINT_NOT_FOUND), or the service failed.
+        DomainError: the caller has no access to such a checkpoint (CHECKPOINT_NOT_FOUND), or the service failed.
         Internal: a header in the archive is damaged.
     """
     found: dict[str, ByteRange] = {}

@@ -90,7 +90,7 @@ def _find_named(name: str, known: Sequence[BaseModel], *, service: str) -> BaseM
 def _merged(
     known: BaseModel | None, info: server_service_pb2.BaseModelInfo, service: server_service_pb2.ServiceInfo
 ) -> BaseModel:
-    """Combine two reports: the shorter context and all capabilities; otherwise, values of `info` take precedence."""
+    """Combine two reports. Use the shorter context and all capabilities; other values of `info` take precedence."""
     contexts = [tokens for tokens in (info.context_tokens, known.context_tokens if known else 0) if tokens]
     rank = service.limits.lora_rank if info.is_trainable else 0
     batch = service.limits.batch_tokens if info.is_trainable else 0

@@ -318,7 +318,7 @@ class SamplingRoutes:
         return JsonResponse({'completions': [_completion(future) for future in completed], 'cursor': cursor})
 
     async def _handle_of(self, request: TinkerSampleRequest) -> SamplingHandle | None:
-        """Return the handle of a request's sampling session, or of its checkpoint; None if it names neither."""
+        """Return the handle of the sampling session or checkpoint that a request names; None if it names neither."""
         if request.handle_id:
             handle = await self._handles.get(request.handle_id)
             await self._operations.check_session(handle.session_id)
@@ -337,7 +337,7 @@ class SamplingRoutes:
             raise WeightsNotSaved(str(path_of_native(request.checkpoint_path))) from error
 
     async def _check_length(self, request: TinkerSampleRequest, base_model: str) -> None:
-        """Check tokens and length before the request is queued if the base model is known; samplers check again."""
+        """Check tokens and length before a request is queued, if its base model is known. Samplers check again."""
         model = await self._samplers.find(base_model) if base_model else None
         if model is None:
             return

@@ -68,7 +68,7 @@ class TraceIndex:
         return Listing(items=[seen for _, seen in listing.items], next_cursor=listing.next_cursor)
 
     def spans_of(self, trace_id: str, tenant_id: str | None) -> tuple[list[SpanRecord], bool]:
-        """Return the spans of a trace that a tenant may see, and whether the trace has more than were read.
+        """Return the spans of a trace that a tenant may see, and whether the trace has more spans than were read.
 
         A `tenant_id` of None selects all spans. The spans have the order that the contract defines.
         """

@@ -33,7 +33,7 @@ class TraceFilter:
     is_background_included: bool = False
 
     def for_whole_traces(self) -> 'TraceFilter':
-        """Return a filter that accepts each trace with a part that may match."""
+        """Return a filter that accepts every trace if the part that the tenant sees may match."""
         return replace(self, is_error=self.is_error or None)
 
     def accepts(self, trace: 'TraceSummary') -> bool:
@@ -51,7 +51,7 @@ class TraceFilter:
 
 @dataclass(slots=True, kw_only=True)
 class TraceSummary:
-    """Facts of the spans of a trace that have been added, in any order."""
+    """Facts of the spans of a trace that were added so far. Spans may be added in any order."""
 
     trace_id: str
     name: str = ''
@@ -165,7 +165,7 @@ def _owners(spans: Sequence[SpanRecord]) -> dict[str, str]:
 
 
 def _without_others(span: SpanRecord, own_traces: set[str]) -> SpanRecord:
-    """Return a span without links to other tenants' traces, and without the token count of a pass shared with them.
+    """Return a span without links to other tenants' traces, and without the token count of a pass that they share.
 
     The number of adapters of a pass is in the receipts of its operations, so it stays.
     """

@@ -46,7 +46,7 @@ class Traces:
         return await self._run(lambda: index.list_page(wanted, page))
 
     async def get(self, caller: Caller, trace_id: str, tenant_id: str | None) -> VisibleTrace:
-        """Return the spans of a trace that belong to a tenant; None for all tenants.
+        """Return the spans of a trace that belong to a tenant; a `tenant_id` of None selects all tenants.
 
         Raises:
             TracesNotStored: this gateway has no folder of traces.
