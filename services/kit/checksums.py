@@ -111,7 +111,7 @@ def is_prefix_intact(path: Path, *, is_content_read: bool = True) -> bool:
 
 
 def covered_bytes(path: Path) -> int:
-    """Return how many bytes the last call of `write_prefix_sum` covered; 0 if the digest is missing or damaged."""
+    """Return the number of bytes that `write_prefix_sum` last covered; 0 if the digest is missing or damaged."""
     prefix = _prefix_sum(path)
     return 0 if prefix is None else prefix[1]
 

@@ -44,6 +44,6 @@ class Retry:
             failures += 1
 
     async def back_off(self, failures: int) -> None:
-        """Wait before the next attempt: longer after more failures, with jitter."""
+        """Wait before the next attempt. The wait grows with the number of failures, and has jitter."""
         limit = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
         await self._pause(limit * random.uniform(0.5, 1.0))

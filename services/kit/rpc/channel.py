@@ -148,7 +148,9 @@ def forwarded_metadata(internal_token: str, *, is_internal: bool = False) -> tup
 
 @contextmanager
 def call_errors(service: str) -> Iterator[None]:
-    """Convert the errors of calls that the block makes to another service, whose name is for errors of the transport.
+    """Convert the errors of calls that the block makes to another service.
+
+    `service` is the name of the called service, for errors of the transport.
 
     Raises:
         DomainError: The error behind a failed call.

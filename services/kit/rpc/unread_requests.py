@@ -17,7 +17,7 @@ _MAX_SECONDS = 10.0
 
 @asynccontextmanager
 async def reading_rest(request: Any) -> AsyncIterator[None]:
-    """Read the rest of a request stream after the block returned or raised.
+    """Read the rest of a request stream after the block has returned or raised.
 
     Args:
         request: Request stream of grpc, or a single request, which has no rest.

@@ -53,7 +53,9 @@ class Readiness:
 
     @contextmanager
     def step(self, name: str, **facts: object) -> Iterator[None]:
-        """Report `name` as the reason from the start of the block, and log the start and the duration of the block.
+        """Report `name` as the reason why the service is not ready, from the start of the block on.
+
+        The start and the duration of the block are logged.
 
         Args:
             name: Short description of this step of the start, such as 'load the model'.

@@ -1,4 +1,4 @@
-"""Runs the event loop of a service, and measures the stalls of the loop: how long its callbacks block it."""
+"""Runs the event loop of a service, and measures its stalls: the times for which callbacks block the loop."""
 
 import asyncio
 import gc

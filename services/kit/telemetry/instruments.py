@@ -141,7 +141,7 @@ class Gauge(_Metric):
 
 
 def _read(source: Source) -> float | Mapping[str, float]:
-    """Return the value of a source, which may read a collection while another thread changes it."""
+    """Return the value of a source. Retry if another thread changes the collection that the source reads."""
     for _ in range(_READS - 1):
         try:
             return source()

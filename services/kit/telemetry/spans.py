@@ -89,9 +89,9 @@ def add_past(
     Args:
         name: Name of the span.
         parent: Parent of the span.
-        begin_age: Seconds since its beginning.
-        end_age: Seconds since its end.
-        links: Other spans that shared its work; at most `MAX_LINKS` are recorded.
+        begin_age: Seconds since the span began.
+        end_age: Seconds since the span ended.
+        links: Other spans that shared the work of the span; at most `MAX_LINKS` are recorded.
         attributes: Attributes without the prefix.
     """
     now = time.time_ns()
@@ -106,7 +106,7 @@ def add_past(
 
 
 def log_ids(logger: object, method: str, entry: Mapping[str, object]) -> Mapping[str, object]:
-    """Add `trace_id` and `span_id` of the current span to a log line; a processor of structlog."""
+    """Add `trace_id` and `span_id` of the current span to a log line. This is a processor of structlog."""
     del logger, method
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:

@@ -32,7 +32,7 @@ class ReceiverOptions:
 
 @dataclass(frozen=True)
 class Base:
-    """A version that the receiver has, as the base of a delta."""
+    """A version that the receiver has, and that can be the base of a delta."""
 
     version: int
     open: Callable[[], Awaitable[StateBytes | None]]

@@ -131,7 +131,7 @@ class WeightClient:
         Args:
             adapter_id: Adapter to follow.
             held_version: Version that the caller has; only later ones are yielded.
-            held: State of `held_version`, as the base of a delta. None: the next version is sent without a delta.
+            held: State of `held_version`, used as the base of a delta. None: the next version is sent without a delta.
             is_retried: Whether to reconnect after the stream finishes or breaks. If False, the generator finishes
                 instead, unless the accepted encodings have changed.
             patience: Maximum time between two messages, until the newest version is received and during later

@@ -12,7 +12,7 @@ MAX_NAMES = 4096
 
 
 def lora_config_to_proto(config: LoraConfig) -> training_config_pb2.LoraConfig:
-    """Return the message of `config`, without names in patterns that have no effect."""
+    """Return the message of `config`. Names without an effect are omitted from its patterns."""
     targets = config.target_modules
     return training_config_pb2.LoraConfig(
         lora_rank=config.r,

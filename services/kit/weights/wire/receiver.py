@@ -116,7 +116,7 @@ class Receiver:
             memory: Shared memory for incoming states.
             devices: Device transports for incoming states.
             held_version: Version that the caller has; only later ones are requested. 0 for none.
-            held: State of `held_version`, as the base of a delta. None: the next version is not sent as a delta.
+            held: State of `held_version`, used as the base of a delta. None: the next version is not sent as a delta.
         """
         self._memory = memory
         self._devices = devices
