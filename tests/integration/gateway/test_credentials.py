@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import twinkle.api
-from fixtures.running_gateway import ADMIN, RunningGateway, bearer, failure_of
+from fixtures.running_gateway import ADMIN, Failure, RunningGateway, bearer, failure_of
 from twinkle.api.gateway.v1 import key_service_pb2, key_service_pb2_grpc
 from twinkle_services.gateway.credentials import Access, Scope, requirement_of
 
@@ -35,13 +35,19 @@ _LOST_STATUS = 'Internal error from Core'
 
 async def call_failure(gateway: RunningGateway, path: str, metadata: tuple[tuple[str, str], ...]):
     """Call a method of any kind and return its failure."""
-    # A single request is sent with the call. The messages of a stream are sent later, when the call may have ended;
-    # grpc then loses the status.
-    while METHODS.get(path, False):
-        call = gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata)
-        if await call.details() != _LOST_STATUS:
-            return await failure_of(call)
-    return await failure_of(gateway.channel.unary_stream(path)(b'', metadata=metadata))
+    if not METHODS.get(path, False):
+        return await failure_of(gateway.channel.unary_stream(path)(b'', metadata=metadata))
+    # The messages of a stream are sent after the call has begun, and it may have ended by then; grpc then raises an
+    # error without the status of the server.
+    while True:
+        try:
+            async for _ in gateway.channel.stream_stream(path)(iter([b'']), metadata=metadata):
+                pass
+        except grpc.aio.AioRpcError as error:
+            if error.details() != _LOST_STATUS:
+                return Failure.of(error)
+        else:
+            raise AssertionError(f'{path} succeeded')
 
 
 async def test_every_method_needs_a_valid_key(gateway: RunningGateway) -> None:
