@@ -1,4 +1,4 @@
-"""Gated DeltaNet layers (Yang et al. 2024, arXiv 2412.06464) whose state does not mix the sequences of a pack.
+"""Gated DeltaNet layers (Yang et al. 2024, arXiv 2412.06464) that keep the states of the sequences of a pack separate.
 
 Transformers runs the convolution and the recurrence of these layers over all rows of a pack, so that state would flow
 from one sequence into the next. `PackedDeltaNet` projects all rows together and runs the rest within each sequence.
@@ -25,7 +25,7 @@ CHUNK_ROWS = 64
 _SHARED = ('conv1d', 'norm', 'out_proj')
 """Names of the submodules of every Gated DeltaNet layer."""
 _PROJECTIONS = (('in_proj_qkvz', 'in_proj_ba'), ('in_proj_qkv', 'in_proj_z', 'in_proj_b', 'in_proj_a'))
-"""Names of the input projections: of Qwen3-Next, which interleaves its heads, and of Qwen3.5."""
+"""Names of the input projections of Qwen3-Next, which interleaves its heads, and then those of Qwen3.5."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class RowDropout:
 
     @classmethod
     def sample(cls, probability: float, generator: torch.Generator) -> 'RowDropout':
-        """Sample the seed of a pass, which advances the adapter's generator once."""
+        """Sample the seed of a pass. This advances the adapter's generator once."""
         seed = torch.randint(_SEED_LIMIT, (), generator=generator, dtype=torch.int64)
         return cls(probability, int(seed))
 

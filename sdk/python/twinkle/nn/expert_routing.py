@@ -37,7 +37,7 @@ class RoutingShape:
 
     @property
     def dtype(self) -> torch.dtype:
-        """uint8 if it fits the indexes of experts, else int32, because messages do not support 16-bit integers."""
+        """uint8 if it can represent all expert indexes, else int32; messages do not support 16-bit integers."""
         return torch.uint8 if self.expert_count <= 1 << 8 else torch.int32
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose rows do not depend on the other rows of a pack, with the updates of adapters.
+"""Mixtures of experts with the updates of adapters. A row's result does not depend on the other rows of a pack.
 
 The number of rows that an expert receives depends on all tokens of a pass, and it affects the rounding of products.
 `PackedExperts` pads the rows of each expert to a count at which products are stable (`twinkle.nn.rows`). It adds the
@@ -79,7 +79,7 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return float [T, D], the weighted sum of the outputs of each token's experts.
 
-        If this rank has a part of the experts, the sum over all ranks is the result.
+        If this rank has only some of the experts, the sum covers only these; the caller adds the sums of all ranks.
 
         Args:
             hidden_states: float [T, D].
@@ -145,7 +145,7 @@ class PackedExperts(nn.Module):
 
 
 def _rows_before(index_TA: Tensor, borders: Sequence[int], *, expert_count: int) -> list[list[int]]:
-    """Return each expert's numbers of rows: from the tokens before each row in `borders`, and from all tokens.
+    """Return, for each expert, its number of rows from the tokens before each border, and from all tokens.
 
     The counts of all experts reach the host in one transfer.
     """
@@ -191,8 +191,8 @@ def _gate_of(experts: Any) -> Any:
 class _Connected(Function):
     """Identity whose result also depends on other tensors, which get no gradient.
 
-    If an adapter has no rows at the experts of a rank, the output of the rank would not depend on the adapter. The
-    backward pass would then skip sums over all ranks in other layers, for which the other ranks wait.
+    Without it, the output of a rank would not depend on an adapter that has no rows at the experts of the rank. The
+    backward pass would then skip sums in other layers for which the other ranks wait.
     """
 
     @staticmethod

@@ -30,7 +30,7 @@ def fuse_layers(model: nn.Module) -> None:
 
 
 def pack_layers(model: nn.Module, active: ActiveAdapters, *, within: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Replace Gated DeltaNet layers and experts below `within` by layers that do not depend on the rest of a pack.
+    """Replace Gated DeltaNet layers and experts below `within` by layers that keep the sequences of a pack separate.
 
     Returns:
         `(experts, in_features, out_features)` of the stacked weights that accept adapters, by module path.

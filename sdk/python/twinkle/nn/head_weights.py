@@ -143,7 +143,7 @@ class HeadBlock:
         return gradient_BV if self._slope_BV is None else gradient_BV.mul_(self._slope_BV)
 
     def by_hidden(self, gradient_BV: Tensor) -> Tensor:
-        """Return [B, D], the gradient of the hidden states, for the gradient of the raw logits."""
+        """Convert the gradient of the raw logits to the gradient of the hidden states, [B, D]."""
         return product(gradient_BV.to(self._head.weight_VD.dtype), self._head.weight_VD)
 
     def by_adapter(self, gradient_BV: Tensor, by_hidden_BD: Tensor) -> Sequence[Tensor | None]:

@@ -22,9 +22,9 @@ class LayerShard:
     """
 
     axis: int
-    """0 for some outputs, 1 for some inputs."""
+    """0 if the rank holds some of the outputs, 1 if it holds some of the inputs."""
     part: slice
-    """Outputs or inputs of this rank."""
+    """Outputs or inputs that this rank holds."""
     input_count: int
     """I: number of inputs of the whole layer. Dropout is sampled for all inputs."""
 
@@ -47,7 +47,7 @@ class LayerShard:
 
 @dataclass(frozen=True)
 class _ShardDropout(LayerDropout):
-    """Columns of the masks of the whole layer."""
+    """Dropout whose masks are this rank's columns of the masks of the whole layer."""
 
     shard: LayerShard
 

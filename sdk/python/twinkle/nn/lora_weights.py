@@ -43,7 +43,7 @@ class LoraWeights:
     def create(
         cls, layers: Layers, config: LoraConfig, *, seed: int, device: str = 'cpu', is_trainable: bool = False
     ) -> 'LoraWeights':
-        """Initialize an adapter: A uniform in `±1 / sqrt(in)` (He et al. 2015 with a slope of sqrt 5), B zero.
+        """Initialize an adapter: A is uniform in `±1 / sqrt(in)` (He et al. 2015, slope sqrt 5), and B is zero.
 
         Args:
             layers: linear layers of the base model.

@@ -1,4 +1,4 @@
-"""Frozen causal language model that runs packed sequences under many adapters: the parts that all backends share.
+"""Base class of frozen causal language models that run packed sequences with many adapters.
 
 Legend: T rows of the pack, R any selection of rows, K candidates of a row, D hidden size, V vocabulary.
 """
@@ -41,7 +41,7 @@ class PackedModel(ABC):
         head: output head, a linear layer; its `forward` is not called.
         head_path: module path of the head.
         layers: module path to `(in_features, out_features)` of each linear layer except the head, in order.
-        widths: column counts of the matrix products of a pass, by which its rows are padded.
+        widths: column counts of the matrix products of a pass; they determine the padding of its rows.
         active: holder of the running pass's adapters, which the layers read.
     """
 
@@ -89,11 +89,11 @@ class PackedModel(ABC):
     @property
     @abstractmethod
     def base_parameters(self) -> dict[str, Tensor]:
-        """Frozen weights of this rank by the model's parameter names, tied weights once."""
+        """Frozen weights of this rank by the model's parameter names; tied weights occur once."""
 
     @abstractmethod
     def base_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the whole tensor of each frozen weight; all ranks of a sharded model must read all."""
+        """Yield each frozen weight whole, with its name; every rank of a sharded model must read all of them."""
 
     @property
     @abstractmethod

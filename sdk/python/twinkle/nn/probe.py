@@ -151,7 +151,7 @@ def _plain_logits(model: PreTrainedModel) -> list[Tensor]:
 
 
 def check_packed(packed: PackedModel, model: nn.Module, reference: Reference, *, is_bitwise: bool) -> None:
-    """Check that a pack and decoding with a cache equal transformers, and that sequences of a pack are independent.
+    """Check a pack and decoding with a cache against transformers, and the independence of a pack's sequences.
 
     Args:
         packed: model to check.

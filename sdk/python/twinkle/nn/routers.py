@@ -19,8 +19,8 @@ _PROBED_ROWS = 16
 """Number of random rows with which a router is compared."""
 
 RouterKind = tuple[int, int, bool | None]
-"""Number of experts, number of experts per token, and whether their weights are divided by their sum. None: the
-weights are not the softmax of the router's logits."""
+"""Number of experts, number of experts per token, and whether the weights of a token's experts are divided by their
+sum. None: the weights are not the softmax of the router's logits."""
 
 
 def router_kinds(part: nn.Module) -> set[RouterKind]:

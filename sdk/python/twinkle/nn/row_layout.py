@@ -48,7 +48,7 @@ class RowLayout:
             row_count: T.
             adapters: spans of the pass, in order.
             ranks: ranks that divide the rows.
-            widths: column counts of the matrix products, by which rows are padded.
+            widths: column counts of the matrix products; they determine the padding of the rows.
             device: device of the tensors.
         """
         pieces = list(_pieces(row_count, adapters))
@@ -122,7 +122,7 @@ def _share(begin: int, end: int, *, rank: int, size: int) -> range:
 
 
 def _own_spans(pieces: Sequence[AdapterSpan], shares: Sequence[range]) -> Iterator[AdapterSpan]:
-    """Yield the adapters of the rows of one rank."""
+    """Yield the adapter spans of one rank, with rows numbered from 0."""
     row = 0
     for piece, share in zip(pieces, shares, strict=True):
         if share:

@@ -44,8 +44,8 @@ class BaseSharding(Protocol):
     def agree(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
         """Return the error of each adapter's loss, or None, equal on all ranks that run the pass.
 
-        A custom loss can fail on one rank only. The ranks must agree before the backward pass, which either all of them
-        run, or none.
+        A custom loss can fail on one rank only. The ranks must agree before the backward pass: either all of them run
+        it, or none.
 
         Args:
             errors: error of each adapter's loss on this rank, or None.

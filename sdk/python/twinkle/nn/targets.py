@@ -71,7 +71,7 @@ def expert_counts_of(layers: Layers) -> Mapping[str, int]:
 
 
 def trained_shape(layers: Layers, path: str) -> tuple[int, int]:
-    """Return the sums of the inputs and of the outputs of the matrices at `path`: of one layer, or of all experts."""
+    """Return the input and output sizes of the layer at `path`; for stacked weights, their sums over all experts."""
     inputs, outputs = layers[path]
     count = expert_counts_of(layers).get(path, 1)
     return inputs * count, outputs * count

@@ -122,11 +122,11 @@ class MegatronCausalLM(PackedModel):
 
     @property
     def base_parameters(self) -> dict[str, Tensor]:
-        """This rank's parts of the frozen weights by the model's parameter names, tied weights once."""
+        """This rank's parts of the frozen weights by the model's parameter names; tied weights occur once."""
         return dict(self._parameters)
 
     def base_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the whole tensor of each frozen weight, stage by stage; all ranks must read all."""
+        """Yield the name and the whole tensor of each frozen weight, stage by stage; all ranks must read them all."""
         done: set[str] = set()
         pipeline = self._ranks.pipeline
         for stage in range(pipeline.size()):
