@@ -1,4 +1,4 @@
-"""Row formats that users have, recognized by their columns, and their conversion to chats.
+"""Conversion of rows to chats. The format of the rows is recognized by their columns.
 
 The names follow TRL's table of dataset types. `Dataset.encode` reads rows with a `FormatReader`.
 """
@@ -19,7 +19,7 @@ from twinkle.preprocessor.quality import MessageNormalizer
 Use = Literal['training', 'prompt']
 """Use of a row: a complete example, or a prompt for sampling."""
 Convert = Callable[[Row, Use], list[Row]]
-"""Function from a row of a format, and its use, to the new columns of each chat."""
+"""Function that converts a row of a format, for a use, to the new columns of each chat."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def recognized_format(row: Row) -> RowFormat:
 
 
 def _is_part(item: RowFormat, fitting: Sequence[RowFormat]) -> bool:
-    """Return whether another format that fits uses all columns of the format."""
+    """Return whether another fitting format uses all required columns of `item` and more."""
     return any(set(item.columns) < other.all_columns for other in fitting if other is not item)
 
 
@@ -298,7 +298,8 @@ class FormatReader:
         return [{**others, **chat, **_joined_data(others, chat)} for chat in chats]
 
     def new_reports(self) -> list[str]:
-        """Return the sentence that names the format, once. Empty for chats, which need no conversion."""
+        """Return the sentence that names the format, in the first call only. Empty for chats that need no
+        conversion."""
         reports, self._reports = self._reports, []
         return [] if self._format is not None and self._format.name == 'messages' else reports
 

@@ -34,7 +34,7 @@ class FeatureNeeds:
     is_pooled: bool = False
     """Whether the loss compares whole features, so that a single label, at the last token, is accepted."""
     are_weightless_kept: bool = False
-    """Whether to pack labels of weight 0 also, for callers that need their log-probabilities."""
+    """Whether to also pack labels of weight 0, for callers that need their log-probabilities."""
 
     @classmethod
     def of_loss(

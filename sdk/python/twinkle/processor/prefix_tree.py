@@ -31,7 +31,7 @@ class TreeSpan:
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """Rows of one batch in a pass, each common prefix once."""
+    """Rows of one batch that a pass computes; the rows of each common prefix occur once."""
 
     rows_N: Ints
     """int64 [N]: rows of the batch that are computed, ascending."""
@@ -128,7 +128,7 @@ class PrefixTreeBuilder:
         return PrefixTree(rows_N, np.searchsorted(rows_N, self._owner_T), spans)
 
     def _key(self, begin: int, end: int) -> bytes:
-        """Return the first rows of a node as bytes; empty, and never a key, if it has too few rows."""
+        """Return the first rows of a node as bytes; empty if it has too few rows. No node has the empty key."""
         return self._rows_TC[begin : begin + MIN_SHARED_ROWS].tobytes() if end - begin >= MIN_SHARED_ROWS else b''
 
     def _child_for(self, node: _Node, begin: int, end: int) -> _Node | None:
@@ -162,7 +162,8 @@ class PrefixTreeBuilder:
 
 
 def _identities(batch: PackedBatch) -> Ints:
-    """Return int64 [T, C]. If two rows and all rows before them in their sequences are equal, so are their results."""
+    """Return int64 [T, C]. Two rows have equal results if they and all rows before them in their sequences are
+    equal."""
     columns = [batch.input_ids_T[:, None], np.atleast_2d(batch.position_ids_T).T]
     if batch.routed_experts_TLA is not None:
         columns.append(batch.routed_experts_TLA.reshape(batch.token_count, -1))

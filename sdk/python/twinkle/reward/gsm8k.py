@@ -15,8 +15,8 @@ class GSM8KAccuracyReward(AnswerReward):
     r"""1 if the completion's number equals the ground truth, else 0.
 
     The number is the content of the last `\boxed{...}`, else the text after the last `####`. Thinking is ignored.
-    Ground truths may be complete solutions that end in `#### <number>`. The formats are from Cobbe et al. 2021
-    (arXiv 2110.14168) and of the MATH dataset.
+    Ground truths may be complete solutions that end in `#### <number>`. The formats are from Cobbe et al. 2021 (arXiv
+    2110.14168) and from the MATH dataset.
     """
 
     def score(self, completion: str, ground_truth: Any) -> float:

@@ -70,8 +70,8 @@ def run_program(source: str, stdin: str = '', limits: SandboxLimits | None = Non
     The process runs in a separate session and a new temporary folder. It does not inherit the environment or open
     files, and its time, CPU time, memory and output are limited. With all walls, it cannot start processes or threads,
     open connections, modify files, or read files except in Python's folders and in its folder. All processes of
-    its process group are stopped at the end. On Linux, the program ends with the thread that runs it, also if that is
-    killed.
+    its process group are stopped at the end. On Linux, the program ends when the thread that runs it ends, even if that
+    thread is killed.
 
     The isolation is incomplete: programs share the kernel, the CPUs and the clock with other processes. They can see
     the installed packages, the host name, the load of the machine, and whether a guessed path exists. A kernel

@@ -1,4 +1,4 @@
-"""A local HTTP endpoint with OpenAI's chat completions, at which the programs of environments ask for turns."""
+"""A local HTTP endpoint for OpenAI's chat completions, at which the programs of environments ask for turns."""
 
 import json
 import socket
@@ -35,10 +35,10 @@ class ChatEndpoint:
 
     The id of a chat is random, so other users of the machine cannot answer or read it.
 
-    Each connection takes a thread. The limit of connections is `spare_connections`, and two for each chat of the
-    largest number of chats that were open at the same time. A request over a further connection receives the status
-    503 with a time to retry. A connection is closed if no request begins within `timeout`, or if a request that has
-    begun, or its response, is not transferred within `timeout`. Such a request receives the status 408.
+    Each connection takes a thread. The number of connections is limited to `spare_connections` plus twice the largest
+    number of chats that were open at the same time. A request over a further connection receives the status 503 with a
+    time to retry. A connection is closed if no request begins within `timeout`, or if a request that has begun, or its
+    response, is not transferred within `timeout`. An incomplete request receives the status 408.
 
     Concurrency: safe from any thread.
     """
@@ -105,7 +105,7 @@ class _Server(ThreadingHTTPServer):
         return self._spare_connections + _CONNECTIONS_PER_CHAT * self._most_chats
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Count a connection, and return whether it has a thread; the library closes a connection without one."""
+        """Count a connection, and return whether it gets a thread; the library closes a connection without one."""
         del client_address
         with self._lock:
             self._connection_count += 1
@@ -128,7 +128,7 @@ class _RequestTooSlow(Exception):
 
 
 class _TimedReader(RawIOBase):
-    """Reads from a socket until a deadline. The timeout of a socket is the limit of a single read only."""
+    """Reads from a socket until a deadline. The timeout of a socket limits only a single read."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.close()
         self._reader = _TimedReader(self.connection, self.server.transfer_seconds)
         self.rfile = BufferedReader(self._reader)
-        # A response requires these fields, also if the first line of the request is incomplete.
+        # A response requires these fields, even if the first line of the request is incomplete.
         self.requestline, self.request_version = '', self.protocol_version
 
     def handle_one_request(self) -> None:

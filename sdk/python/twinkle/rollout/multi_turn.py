@@ -290,7 +290,7 @@ class _Limit:
         self._max_tokens = max_tokens
 
     def tokens_left(self, token_count: int) -> int | None:
-        """Return how many tokens may follow `token_count` tokens, at least 0. None: no known limit."""
+        """Return the number of tokens that may follow `token_count` tokens, at least 0. None: no known limit."""
         return None if self._max_tokens is None else max(self._max_tokens - token_count, 0)
 
     def lower_from(self, error: ValueError) -> bool:

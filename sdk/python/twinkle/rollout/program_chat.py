@@ -23,8 +23,8 @@ _ROLES: Mapping[str, Literal['system', 'user', 'assistant', 'tool']] = {
     'tool': 'tool',
 }
 _MAX_REPEATS = 16
-"""Maximum number of repetitions of a request after its turn. A program that repeats it to get another turn would not
-end."""
+"""Maximum number of repetitions of a request that has received its turn. Without a limit, a program that repeats a
+request to get another turn would not end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class ProgramChat:
         self._turn: Future[Turn | None] = Future()
         """Turn of the newest request."""
         self._repeat_count = 0
-        """Number of repetitions of the newest request after its turn."""
+        """Number of repetitions of the newest request after it received its turn."""
         self._is_closed = False
 
     def ask(self, request: TurnRequest) -> Turn | None:

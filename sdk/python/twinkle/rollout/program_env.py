@@ -238,6 +238,7 @@ def _added(before: list[Message], after: list[Message]) -> list[Message]:
 
 
 def _identity(message: Message) -> tuple[str, Any]:
-    """Return the role and content. A program may store a turn of the model in another form, so that is not compared."""
+    """Return the role and content, or only the role of an assistant message, which a program may store in another
+    form."""
     role = message.get('role', '')
     return role, None if role == 'assistant' else message.get('content')

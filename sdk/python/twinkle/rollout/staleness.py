@@ -34,7 +34,7 @@ class FreshSamples(Generic[_Sample]):
 
     @property
     def dropped_count(self) -> int:
-        """Number of dropped samples: too old, or in a group with a sample that is too old."""
+        """Number of dropped samples, which are too old or in a group with a sample that is too old."""
         return len(self.ages) - len(self.samples)
 
     def numbers(self) -> dict[str, float]:

@@ -40,11 +40,12 @@ def load_verifiers(taskset: str | Mapping[str, Any], *, env: str = '', **config:
 
 
 class VerifiersEnvs:
-    """Runs the episodes of an environment of verifiers. Use it in a `with` block, as `MultiTurnRollout(env=...)`.
+    """Runs the episodes of an environment of verifiers. Use it in a `with` block, and pass it as
+    `MultiTurnRollout(env=...)`.
 
     Episodes run in a thread, as verifiers runs them: with harness, tool servers and rewards. The agent asks for turns
     at a local endpoint, and the rollout samples them. Agents whose configuration has a `client` use that client
-    instead. The reward of the trained agent is the reward of the last turn. Its scores and metrics are facts.
+    instead. The reward of the trained agent is the reward of the last turn. The agent's scores and metrics are facts.
 
     Args:
         environment: environment of verifiers 0.4, such as the result of `load_verifiers`.

@@ -66,7 +66,7 @@ class DedupFilter(QualityFilter):
         self._near = NearIndex(self.threshold, self.near_memory)
 
     def drop_of(self, row: Row) -> Drop | None:
-        """Return a `Drop` that names the earlier row of a duplicate. Record other rows and return None for them."""
+        """Return a `Drop` that names the earlier row if the row is a duplicate; otherwise record it and return None."""
         compared = {name: row[name] for name in self.columns if row.get(name) is not None}
         if not compared:
             raise InvalidRow(self.columns[0], f'is missing; the row needs at least one of {", ".join(self.columns)}')

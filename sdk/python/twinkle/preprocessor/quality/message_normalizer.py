@@ -29,10 +29,10 @@ _NAMES = {'from': 'role', 'value': 'content'}
 class MessageNormalizer(RowPreprocessor):
     """Converts chats to `messages` with `role` and `content`; other columns are kept.
 
-    Accepts `messages`, or `conversations` or `conversation` with `from` and `value`, roles such as human, gpt and
-    observation, and a single `function_call`, which becomes a list of `tool_calls`. Line ends become newlines. Null
-    fields and whitespace around texts are removed. All messages and all other text are kept, and normalizing a chat
-    twice gives the same result.
+    A chat may be in the column `messages`, `conversations` or `conversation`. Its messages may have the fields `from`
+    and `value`, roles such as human, gpt and observation, and a single `function_call`, which becomes a list of
+    `tool_calls`. Line ends become newlines. Null fields and whitespace around texts are removed. All messages and all
+    other text are kept, and normalizing a chat twice gives the same result.
     """
 
     def convert(self, row: Row) -> Row:

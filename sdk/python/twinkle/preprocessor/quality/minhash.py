@@ -19,7 +19,7 @@ SHINGLE = 8
 SIZE = 128
 """Minima per signature; the standard error of the estimate is at most 1 / (2 sqrt(128)) = 0.044."""
 BANDS = 16
-"""Groups of minima. Texts with an equal group are compared; texts with a similarity of 90 % nearly always do."""
+"""Groups of minima. Texts with an equal group are compared. Texts with a similarity of 90 % nearly always have one."""
 _SAMPLE = 4096
 """Maximum number of shingles per signature. Shingles with the smallest hashes are used: similar texts share them."""
 _BLOCK = 1 << 18
