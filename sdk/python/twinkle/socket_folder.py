@@ -1,4 +1,4 @@
-"""Temporary folders for the Unix sockets of a process, which a later process removes if their owner was killed."""
+"""Temporary folders for the Unix sockets of a process. If the process is killed, a later process removes its folder."""
 
 import errno
 import fcntl
@@ -23,8 +23,8 @@ _MIN_AGE = timedelta(minutes=1)
 class SocketFolder:
     """A new folder that only the user of this process can enter.
 
-    The process holds a lock on the folder until it calls `remove` or ends, also by SIGKILL. The constructor removes
-    folders of the same kind and user that are not locked.
+    The process holds a lock on the folder until it calls `remove` or ends, even if it is killed. The constructor
+    removes folders of the same kind and user that are not locked.
 
     Args:
         kind: beginning of the folder's name.

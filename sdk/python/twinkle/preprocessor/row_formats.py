@@ -298,8 +298,7 @@ class FormatReader:
         return [{**others, **chat, **_joined_data(others, chat)} for chat in chats]
 
     def new_reports(self) -> list[str]:
-        """Return the sentence that names the format, in the first call only. Empty for chats that need no
-        conversion."""
+        """Return the sentence that names the format, in the first call only. Empty for the format `messages`."""
         reports, self._reports = self._reports, []
         return [] if self._format is not None and self._format.name == 'messages' else reports
 

@@ -101,8 +101,7 @@ class FeatureReader:
 
     @property
     def _sources(self) -> set[str]:
-        """Accepted media columns of dataset rows: empty columns, and columns whose pixels or frames the feature
-        contains."""
+        """Accepted media columns of dataset rows: empty columns, and columns whose arrays the feature contains."""
         sources = {'images': 'pixel_values', 'videos': 'pixel_values_videos', 'audios': 'input_features'}
         # A column of a dataset that mixes text and media is empty in rows without media.
         given: dict[str, Any] = {name: self.feature.get(name) for name in sources}

@@ -162,8 +162,7 @@ class PrefixTreeBuilder:
 
 
 def _identities(batch: PackedBatch) -> Ints:
-    """Return int64 [T, C]. Two rows have equal results if they and all rows before them in their sequences are
-    equal."""
+    """Return int64 [T, C]. Rows have equal results if they and all rows before them in their sequences are equal."""
     columns = [batch.input_ids_T[:, None], np.atleast_2d(batch.position_ids_T).T]
     if batch.routed_experts_TLA is not None:
         columns.append(batch.routed_experts_TLA.reshape(batch.token_count, -1))

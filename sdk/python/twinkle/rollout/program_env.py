@@ -238,7 +238,6 @@ def _added(before: list[Message], after: list[Message]) -> list[Message]:
 
 
 def _identity(message: Message) -> tuple[str, Any]:
-    """Return the role and content, or only the role of an assistant message, which a program may store in another
-    form."""
+    """Return the role and content; None as the content of the model's turns, which a program may store differently."""
     role = message.get('role', '')
     return role, None if role == 'assistant' else message.get('content')

@@ -40,8 +40,7 @@ def load_verifiers(taskset: str | Mapping[str, Any], *, env: str = '', **config:
 
 
 class VerifiersEnvs:
-    """Runs the episodes of an environment of verifiers. Use it in a `with` block, and pass it as
-    `MultiTurnRollout(env=...)`.
+    """Runs the episodes of an environment of verifiers. Use it in a `with` block, as the option `env`.
 
     Episodes run in a thread, as verifiers runs them: with harness, tool servers and rewards. The agent asks for turns
     at a local endpoint, and the rollout samples them. Agents whose configuration has a `client` use that client

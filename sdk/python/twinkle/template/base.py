@@ -23,7 +23,7 @@ from twinkle.template.tool_call_registry import TOOL_CALL_PARSERS
 from twinkle.tool_calls import FoundCall, ToolCallParser, calls_of, text_without
 
 TruncationStrategy = Literal['raise', 'left', 'right', 'split', 'delete']
-"""How an example longer than `max_length` is handled: raise an error, drop tokens at the beginning or at the end, split
+"""Strategies for an example longer than `max_length`: raise an error, drop tokens at the beginning or at the end, split
 the example, or omit the example."""
 
 
@@ -35,15 +35,15 @@ class TemplateOptions(TypedDict, total=False):
     max_length: int
     """Maximum number of tokens in an example, at least 1. Default: 8192."""
     truncation_strategy: TruncationStrategy
-    """How longer examples are handled. Default: 'raise'."""
+    """Strategy for longer examples. Default: 'raise'."""
     default_system: str | None
     """System message for chats without one. Default: None, which leaves the choice to the chat template."""
     enable_thinking: bool
     """Whether the model may think before it answers; passed to the chat template. Default: True."""
     is_private_allowed: bool
-    """Whether the model may be a private one of a hub; see `twinkle.hub.resolve_tokenizer`. Default: True."""
+    """Whether the model may be private on a hub; see `twinkle.hub.resolve_tokenizer`. Default: True."""
     is_move_allowed: bool
-    """Whether a private model may have another name now; see `twinkle.hub.resolve_tokenizer`. Default: True."""
+    """Whether a private model may have been renamed on the hub; see `twinkle.hub.resolve_tokenizer`. Default: True."""
     is_media_read: bool
     """If False, chats with images, videos or audio are refused even if the model supports them. Default: True."""
     refuse_special_tokens: bool

@@ -88,7 +88,7 @@ class ToolCallStream:
             yield self._spaces
 
     def _text(self, text: str, *, is_before_call: bool = False) -> Iterator[str]:
-        """Yield text without its whitespace at the end, which waits for the next part."""
+        """Yield text without the whitespace at its end, which is held until the next part."""
         text = self._spaces + text
         if self._is_after_call and not self._has_text:
             text = text.lstrip()

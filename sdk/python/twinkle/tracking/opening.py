@@ -24,12 +24,12 @@ _LIBRARIES = frozenset({'trackio', 'wandb', 'mlflow', 'tensorboard'})
 
 
 def check_trackers(trackers: str) -> list[str]:
-    """Return the names of backends in a text with commas, if each backend is known and installed.
+    """Return the backend names in a comma-separated text, after checking that each backend is known and installed.
 
     Raises:
-        UnknownComponent: A name is unknown; a ValueError.
+        UnknownComponent: A name is unknown. It is a ValueError.
         ValueError: A name occurs twice.
-        MissingLibrary: The package of a backend is not installed; an ImportError with the pip command.
+        MissingLibrary: The package of a backend is not installed. It is an ImportError that names the pip command.
     """
     names = [name.strip() for name in trackers.split(',') if name.strip()]
     for name in names:
@@ -67,8 +67,8 @@ def open_tracker(
         run: See `RunOptions`.
 
     Raises:
-        UnknownComponent: A name is unknown; a ValueError.
-        MissingLibrary: The package of a backend is not installed; an ImportError with the pip command.
+        UnknownComponent: A name is unknown. It is a ValueError.
+        MissingLibrary: The package of a backend is not installed. It is an ImportError that names the pip command.
         TypeError: An option has the wrong type.
         ValueError: An option is invalid, or a backend refused the run.
     """

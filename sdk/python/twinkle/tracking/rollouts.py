@@ -295,7 +295,7 @@ def _with_tokens(rollout: TrackedRollout, feature: Mapping[str, Any]) -> tuple[i
 
 
 def _sampled_mask(feature: Mapping[str, Any], length: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens were sampled: the tokens of `completion_mask`, otherwise tokens with a label."""
+    """Return a mask of the sampled tokens: the tokens of `completion_mask`, or without it, the tokens with a label."""
     mask = np.zeros(length, dtype=bool)
     if feature.get('completion_mask') is not None:
         mask[:] = number_array(feature['completion_mask'], np.int32, field='completion_mask') > 0

@@ -127,7 +127,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the run. An error of the block makes its status 'failed', and Ctrl-C makes it 'interrupted'."""
+        """End the run. Its status is 'failed' after an error of the block, and 'interrupted' after Ctrl-C."""
         del trace
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.finish('finished')

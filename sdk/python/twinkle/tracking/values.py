@@ -14,7 +14,7 @@ LARGEST_STEP = 2**53 - 1
 
 
 def checked_name(field: str, name: Any) -> str:
-    """Return a name of a metric or an option.
+    """Check the name of a metric or an option, and return it.
 
     Raises:
         TypeError: The name is not a string.

@@ -4,7 +4,7 @@ Every rank of a pipeline receives the hidden states of the last stage, so that a
 gradients return through the stages in the opposite direction.
 
 The functions have an argument `anchor`, a tensor whose gradient is zero. A backward pass that computes its gradient
-runs both functions in every stage, regardless of which layers have adapters.
+runs both functions in every stage, whether or not its layers have adapters.
 """
 
 from typing import Any

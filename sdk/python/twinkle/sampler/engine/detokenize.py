@@ -5,10 +5,11 @@ from typing import Protocol
 
 _REPLACEMENT = '\ufffd'
 _MAX_PENDING = 16
-"""Maximum number of tokens after the context, before tokens between the first and the last ones are dropped."""
+"""Maximum number of tokens after the context. With more tokens, those between the first and the last are dropped."""
 _KEPT = 4
-"""Number of first and of last tokens that are kept then. A UTF-8 character has at most 4 bytes, so the first tokens
-determine whether their bytes are valid, and the last ones contain every character that may become complete."""
+"""Number of tokens that are then kept at the beginning, and at the end. A UTF-8 character has at most 4 bytes, so the
+first tokens determine whether their bytes are valid, and the last ones contain every character that may become
+complete."""
 
 
 class TokenDecoder(Protocol):
@@ -25,7 +26,7 @@ class IncrementalDetokenizer:
     A token may end inside a UTF-8 character. Its bytes decode to U+FFFD, once per character or, for byte-fallback
     tokens, once per byte, and are withheld until a later token completes the character. Some decoders strip a leading
     space, so each piece is computed as the difference of two decodings that start at an earlier piece. Each decoding
-    has a bounded number of tokens, also if tokens have no text or are not valid UTF-8.
+    has a bounded number of tokens, even if tokens have no text or are not valid UTF-8.
 
     Byte-fallback decoders replace all bytes of a run if one of them is invalid. Characters that were complete before
     the invalid byte have been returned, so only the remaining bytes of the run become U+FFFD here.

@@ -192,7 +192,7 @@ class SamplerEngine:
         return ended
 
     def set_parked(self, request_id: str, *, is_parked: bool) -> None:
-        """Pause or resume a request. Its sequences keep their memory; if not started, they sample a token first.
+        """Pause or resume a request. Its sequences keep their memory; those not yet started sample one token first.
 
         Raises:
             UnknownRequest: no request with this id is running.

@@ -86,7 +86,7 @@ class Scheduler:
         self.cache_bytes_reserved = 0
 
     def largest_group(self, cache_bytes_per_sample: int) -> int:
-        """Return how many samples with caches of this size can be admitted together; 0 if one cache is too large."""
+        """Return the number of samples with caches of this size that fit together; 0 if one cache is too large."""
         return min(self.limits.max_sequences, self.limits.cache_budget_bytes // cache_bytes_per_sample)
 
     def add(self, group: SampleGroup) -> None:

@@ -29,7 +29,7 @@ class StopRules:
         )
 
     def forbidden_tokens(self, token_count: int) -> frozenset[int]:
-        """Return the tokens that must not be sampled next: the stop tokens, before `min_tokens` is reached."""
+        """Return the tokens that must not be sampled next: the stop tokens until `min_tokens` is reached."""
         return self.token_ids if token_count < self.min_tokens else frozenset()
 
 

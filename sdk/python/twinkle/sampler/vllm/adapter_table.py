@@ -45,7 +45,7 @@ class AdapterTable:
         try:
             problems = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The workers still load the version, so it must be removed after that.
+            # The workers are still loading the version, so it can be removed only when they have finished.
             self._run_in_background(self._remove_when_sent(adapter, sending))
             raise
         if any(problems):

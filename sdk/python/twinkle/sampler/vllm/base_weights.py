@@ -10,7 +10,7 @@ _FLOATS = ('float32', 'bfloat16', 'float16')
 
 
 def problem_with(folder: str, tensors: Mapping[str, TensorData]) -> str:
-    """Return why the tensors cannot replace the weights of the model in `folder`, or '' if they can.
+    """Return the reason why the tensors cannot replace the weights of the model in `folder`, or '' if they can.
 
     A reload that fails halfway leaves the model in an undefined state, so as much as possible is checked first.
     """

@@ -81,7 +81,7 @@ class LayerFactors:
 
 @dataclass(frozen=True)
 class StackedRows:
-    """Rows of several adapters in batched products, in which each adapter has equally many rows.
+    """Rows of several adapters in batched products, in which each adapter has the same number of rows.
 
     Legend: N adapters, M rows of each adapter, R all rows of the adapters in the step.
     """
@@ -91,7 +91,7 @@ class StackedRows:
     inputs: Tensor
     """int64 [N * M]. Index in the step of each row's input; padding rows have index 0."""
     used_R: Tensor | None
-    """Positions of the step's rows among the N * M rows; None if all of them are rows of the step."""
+    """Positions of the step's rows among the N * M rows; None if all N * M rows are rows of the step."""
     targets_R: 'Tensor | slice'
     """Index of each row in the step."""
 
@@ -131,7 +131,7 @@ class StackedRows:
 
 @dataclass(frozen=True)
 class StackedFactors:
-    """Float32 copies of the factors of N adapters in one layer, which change the same parts at the same ranks."""
+    """Float32 copies of the factors of N adapters that change the same parts of one layer with the same ranks."""
 
     a_NIK: Tensor
     parts: tuple[_Part, ...]

@@ -15,7 +15,8 @@ from vllm.sampling_params import SamplingParams
 EMBEDDING_KEY = 'twinkle_embedding'
 """Key in vLLM's `extra_args` for the key of the request's embedding."""
 MAX_KEPT = 4096
-"""Maximum number of embeddings in a worker. Requests that were aborted leave theirs behind; the oldest are dropped."""
+"""Maximum number of embeddings in a worker. Aborted requests leave embeddings behind; the oldest embeddings are
+dropped."""
 
 
 class KeptEmbeddings:

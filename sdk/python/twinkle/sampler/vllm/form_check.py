@@ -156,7 +156,7 @@ _ARGUMENTS = {'json_schema': 'json', 'regex': 'regex', 'grammar': 'grammar', 'la
 
 
 def specification(form: StructuredOutput) -> tuple[str, str]:
-    """Return the kind of a form, which ends the name of xgrammar's `compile_*` method, and the text to compile.
+    """Return the kind of a form (the suffix of xgrammar's `compile_*` method) and the text to compile.
 
     Raises:
         InvalidSamplingParams: the form is malformed or uses features that xgrammar does not enforce.
